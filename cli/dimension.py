@@ -14,6 +14,7 @@ from headrace.cli.errors import ArgumentsError
 from headrace.cli.exits import ExitCode
 from headrace.cli.lazy import LazyGroup
 from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
+from headrace.cli.rejects import changes_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ def apply(
     SOURCE is a file or a folder of CSV, JSON lines, or Parquet, or a Delta table. Changes may come in any order.
     Each file is applied once; changes that were applied before add nothing.
     """
-    from headrace.pipelines.changes import SnapshotOptions, apply_files
+    from headrace.pipelines.changes import SnapshotOptions, apply_files, changes_not_applied
     from headrace.pipelines.config import load_pipeline
 
     begun = Begun("no change was applied", "changes that were committed; run again to continue")
@@ -120,7 +121,8 @@ def apply(
         snapshot = None if at is None else SnapshotOptions(at, sequence, missing)
         engine: Literal["local", "spark"] = "spark" if spark else "local"
         result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine, hook=begun.note)
-    _show_applied(result, console)
+        kept = {} if result.batches else changes_not_applied(config)
+    _show_applied(result, changes_blocks({name: kept[name]} if name in kept else {}, pipeline), pipeline, console)
 
 
 @dimension.command("compact", cls=ReportingCommand)
@@ -261,7 +263,7 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
     console.result(table_objects(members), found, *([absent] if missing else []))
 
 
-def _show_applied(result: ApplyResult, console: Console) -> None:
+def _show_applied(result: ApplyResult, notes: Sequence[Block], pipeline: Path, console: Console) -> None:
     """Show what became of the changes."""
     followed = [
         (name, outcome, count)
@@ -273,7 +275,7 @@ def _show_applied(result: ApplyResult, console: Console) -> None:
     )
     if not result.batches:
         text = f"{result.path} has the changes of all files already; read them again with --again"
-        console.result(result.as_dict(), Text(text), *others)
+        console.result(result.as_dict(), Text(text), *others, *notes)
         return
     names = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
     pairs = {"path": result.path, "version": result.version, "files": result.files}
@@ -281,8 +283,7 @@ def _show_applied(result: ApplyResult, console: Console) -> None:
     shown = Pairs(f"Dimension {result.dimension}", pairs)
     outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
-    way_on = f"see `reason` and `record` in the Delta table {result.errors}, and apply a new file with them corrected"
-    note = [Text(f"{counted(kept, 'change')} that did not apply: {way_on}")] if kept else []
+    note = changes_blocks({result.dimension: kept} if kept else {}, pipeline)
     console.result(result.as_dict(), shown, outcomes, *others, *note)
 
 

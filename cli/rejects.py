@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -14,16 +15,17 @@ from headrace.cli.exits import ExitCode
 from headrace.cli.options import ReportingCommand, pass_console, pipeline_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from headrace.cli.console import Console
     from headrace.pipelines import RetryResult
+    from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.rejects import RejectedRecord, RejectGroup, Selection
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["errors"]
+__all__ = ["changes_blocks", "errors"]
 
 UNCHANGED = "the rejected rows as they were"
 STATUSES = ("open", "retried", "dismissed")
@@ -62,6 +64,11 @@ def selecting(function: Function) -> Function:
     return cast("Function", gather)
 
 
+dimension_option = click.option(
+    "--dimension", metavar="NAME", help="Changes of dimension NAME that did not apply, instead of the facts' rows."
+)
+
+
 def status_option(default: str) -> Callable[[Function], Function]:
     """Return the option that selects rows by status."""
     return click.option(
@@ -78,29 +85,32 @@ def errors() -> None:
     """List, show, retry, and dismiss the rejected rows of a pipeline.
 
     A row is open until a retry loads it or it is dismissed. An ID has the form BATCH/FILE:RECORD, as `errors show`
-    prints it. Several options narrow the selection; a repeated option widens it.
+    prints it. Several options narrow the selection; a repeated option widens it. With --dimension, the rows are
+    the changes of a dimension with history that did not apply.
     """
 
 
 @errors.command("list", cls=ReportingCommand)
 @pipeline_option
+@dimension_option
 @selecting
 @status_option("all")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of lines to show.")
 @pass_console
-def list_(console: Console, /, pipeline: Path, choice: Selection, status: str, limit: int) -> None:
+def list_(
+    console: Console, /, pipeline: Path, dimension: str | None, choice: Selection, status: str, limit: int
+) -> None:
     """Count rejected rows by status, rule, batch, and file.
 
     With --json, all lines are printed.
     """
     from headrace.pipelines.changes import changes_not_applied
-    from headrace.pipelines.config import load_steps
     from headrace.pipelines.rejects import list_rejects
 
     with console.step(f"reading the rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_steps(pipeline)
+        config = _rejecting(pipeline, dimension)
         groups = list_rejects(config, choice, _statuses(status))
-        changes = changes_not_applied(config)
+        changes = {} if dimension else changes_not_applied(config)
     counts = {name: sum(group.rows for group in groups if group.status == name) for name in STATUSES}
     document = {
         "pipeline": config.name,
@@ -109,12 +119,13 @@ def list_(console: Console, /, pipeline: Path, choice: Selection, status: str, l
         "groups": list(map(asdict, groups)),
         "changes": changes,
     }
-    others = [Text(f"Changes of dimension {name} that did not apply are in {path}") for name, path in changes.items()]
+    others = changes_blocks(changes, pipeline)
     if not groups:
-        such = "" if choice == type(choice)() and status == "all" else "such "
-        console.result(document, Text(f"{config.name} has no {such}rejected rows"), *others)
+        such = "" if choice.is_empty and status == "all" else "such "
+        console.result(document, Text(f"{config.name} has no {such}{_what(dimension)}"), *others)
         return
-    title = f"Rejected rows of {config.name}: {config.errors_path}"
+    of = "" if dimension else f" of {config.name}"
+    title = f"{_what(dimension).capitalize()}{of}: {config.errors_path}"
     console.result(document, Pairs(title, counts), *_groups(groups, limit), *others)
 
 
@@ -129,25 +140,64 @@ def _groups(groups: Sequence[RejectGroup], limit: int) -> list[Block]:
 @errors.command("show", cls=ReportingCommand)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @pipeline_option
+@dimension_option
 @selecting
 @status_option("open")
 @click.option("--limit", type=click.IntRange(min=1), default=SHOWN, show_default=True, help="Number of rows to show.")
 @pass_console
-def show(console: Console, /, pipeline: Path, choice: Selection, status: str, limit: int) -> None:
+def show(
+    console: Console, /, pipeline: Path, dimension: str | None, choice: Selection, status: str, limit: int
+) -> None:
     """Show rejected rows with the original record, the cause of the last rejection, and what was done."""
-    from headrace.pipelines.config import load_steps
+    from headrace.pipelines.changes import changes_not_applied
     from headrace.pipelines.rejects import show_rejects
 
     with console.step(f"reading the rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_steps(pipeline)
+        config = _rejecting(pipeline, dimension)
         statuses = STATUSES if choice.ids else _statuses(status)
         records, total = show_rejects(config, choice, statuses, limit)
+        changes = {} if dimension or not choice.is_empty else changes_not_applied(config)
+    others = changes_blocks(changes, pipeline)
     if not records:
-        console.result([], Text(f"{config.name} has no such rejected rows"))
+        console.result([], Text(f"{config.name} has no such {_what(dimension)}"), *others)
         return
+    others += [Text(_way_on(dimension))] if dimension else []
     blocks = [Pairs(record.id, _told(record)) for record in records]
     more = [Text(f"and {total - len(records):,} more; --limit shows more")] if total > len(records) else []
-    console.result([asdict(record) for record in records], *blocks, *more)
+    console.result([asdict(record) for record in records], *blocks, *more, *others)
+
+
+def _rejecting(pipeline: Path, dimension: str | None) -> PipelineConfig:
+    """Return the pipeline whose rejected rows are those of the facts, or the changes of a dimension."""
+    from headrace.pipelines.changes import changes_of
+    from headrace.pipelines.config import load_steps
+
+    config = load_steps(pipeline)
+    return changes_of(config, dimension) if dimension else config
+
+
+def _what(dimension: str | None) -> str:
+    return "rejected rows" if dimension is None else f"changes of dimension {dimension} that did not apply"
+
+
+def _way_on(dimension: str) -> str:
+    return (
+        f"Changes are not retried. Write the corrected records to a new file, and apply it: `headrace dimension apply "
+        f"{dimension} FILE`. If the pipeline file was wrong, correct that, and apply the same file with --again. Then "
+        f"mark these: `headrace errors dismiss --dimension {dimension} --all --reason TEXT`."
+    )
+
+
+def changes_blocks(changes: Mapping[str, int], pipeline: Path) -> list[Block]:
+    """Return a note for each dimension with changes that did not apply, with the command that shows them."""
+    of = "" if str(pipeline) == "pipeline.yml" else f" --pipeline {shlex.quote(str(pipeline))}"
+    return [
+        Text(
+            f"{counted(rows, 'change')} of dimension {name} did not apply; see `headrace errors show --dimension "
+            f"{name}{of}`"
+        )
+        for name, rows in changes.items()
+    ]
 
 
 def _told(record: RejectedRecord) -> dict[str, Any]:
@@ -158,11 +208,21 @@ def _told(record: RejectedRecord) -> dict[str, Any]:
 @errors.command("retry", cls=ReportingCommand)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @pipeline_option
+@dimension_option
 @selecting
 @click.option("--all", "everything", is_flag=True, help="Retry all open rows.")
 @pass_console
 @click.pass_context
-def retry(ctx: click.Context, console: Console, /, pipeline: Path, choice: Selection, everything: bool) -> None:
+def retry(
+    ctx: click.Context,
+    console: Console,
+    /,
+    *,
+    pipeline: Path,
+    dimension: str | None,
+    choice: Selection,
+    everything: bool,
+) -> None:
     """Load the original records of selected open rows again, by the present rules of the pipeline.
 
     No row is loaded twice. If the command is killed, the next run or retry completes it. A row that is rejected again
@@ -170,15 +230,20 @@ def retry(ctx: click.Context, console: Console, /, pipeline: Path, choice: Selec
     """
     from headrace.cli.run import LEFT, note_batch
     from headrace.pipelines import retry as retry_rows
-    from headrace.pipelines.config import load_any
+    from headrace.pipelines.changes import changes_not_applied
+    from headrace.pipelines.config import load_any, load_steps
 
+    if dimension:
+        raise click.UsageError(_way_on(dimension))
     _require_choice(choice, everything=everything)
     begun = Begun(UNCHANGED, LEFT)
     with console.step(f"retrying rejected rows of {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_any(pipeline)
         console.note("starting Spark")
         result = retry_rows(config, choice, on_batch=note_batch(console), hook=begun.note)
-    console.result({"selected": result.selected, **result.run.as_dict()}, *_retried(result))
+    changes = changes_not_applied(load_steps(pipeline)) if everything else {}
+    document = {"selected": result.selected, **result.run.as_dict()}
+    console.result(document, *_retried(result), *changes_blocks(changes, pipeline))
     ctx.exit(ExitCode.OK if result.run.signal is None else ExitCode.INTERRUPTED)
 
 
@@ -204,20 +269,33 @@ def _retried(result: RetryResult) -> list[Block]:
 @errors.command("dismiss", cls=ReportingCommand)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @pipeline_option
+@dimension_option
 @selecting
 @click.option("--all", "everything", is_flag=True, help="Dismiss all open rows.")
 @click.option("--reason", required=True, help="Why the rows are not to be loaded.")
 @pass_console
-def dismiss(console: Console, /, pipeline: Path, choice: Selection, everything: bool, reason: str) -> None:
+def dismiss(
+    console: Console,
+    /,
+    *,
+    pipeline: Path,
+    dimension: str | None,
+    choice: Selection,
+    everything: bool,
+    reason: str,
+) -> None:
     """Mark selected open rows as not to be loaded, with a reason. They stay in the error table."""
-    from headrace.pipelines.config import load_steps
     from headrace.pipelines.rejects import dismiss_rows
 
     _require_choice(choice, everything=everything)
     with console.step(f"dismissing rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_steps(pipeline)
+        config = _rejecting(pipeline, dimension)
         rows = dismiss_rows(config, choice, reason)
-    text = f"{counted(rows, 'row')} dismissed" if rows else "no such open rows; nothing was dismissed"
+    text = (
+        f"{counted(rows, 'change' if dimension else 'row')} dismissed"
+        if rows
+        else "no such open rows; nothing was dismissed"
+    )
     console.result({"pipeline": config.name, "dismissed": rows, "reason": reason}, Text(f"{config.name}: {text}"))
 
 

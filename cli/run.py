@@ -10,6 +10,7 @@ from headrace.cli.begun import Begun
 from headrace.cli.blocks import Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, pass_console
+from headrace.cli.rejects import changes_blocks
 from headrace.cli.source import left_out_block
 from headrace.storage.units import format_size
 
@@ -44,7 +45,7 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
         both = "--once and --follow exclude each other; " if once else ""
         raise click.UsageError(f"{both}say --once to load what is there, or --follow to go on with what arrives")
     result = load(pipeline, console, follow=follow)
-    console.result(result.as_dict(), *_blocks(result))
+    console.result(result.as_dict(), *_blocks(result), *changes_blocks(_not_applied(result), pipeline))
     ctx.exit(ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED)
 
 
@@ -95,6 +96,12 @@ def _blocks(result: RunResult) -> list[Block]:
     places = {"table" if joined else "facts": result.facts, "rejected rows": result.errors, "run": result.run}
     summary = Pairs(f"{result.pipeline}: {result.state}", {**counts, **places})
     return [summary, *map(Text, result.notices), *left_out_block(result.left_out)]
+
+
+def _not_applied(result: RunResult) -> dict[str, int]:
+    """Return the number of changes that the run did not apply, by dimension that has any."""
+    counts = {name: sum(each.get(what, 0) for what in ("rejected", "routed")) for name, each in result.changes.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _correlation_pairs(result: RunResult) -> dict[str, Any]:

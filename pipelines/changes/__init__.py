@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from headrace.pipelines.changes.applying import ApplyResult, SnapshotOptions, apply_files, compact_dimension
     from headrace.pipelines.changes.checking import check_history, repair_history
     from headrace.pipelines.changes.reading import open_versions
-    from headrace.pipelines.changes.targets import changes_not_applied
+    from headrace.pipelines.changes.targets import changes_not_applied, changes_of
 
 __all__ = [
     "ApplyResult",
     "SnapshotOptions",
     "apply_files",
     "changes_not_applied",
+    "changes_of",
     "check_history",
     "compact_dimension",
     "open_versions",
@@ -33,6 +34,6 @@ __getattr__ = lazy_exports(
         "applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension"),
         "checking": ("check_history", "repair_history"),
         "reading": ("open_versions",),
-        "targets": ("changes_not_applied",),
+        "targets": ("changes_not_applied", "changes_of"),
     },
 )

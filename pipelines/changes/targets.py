@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.support import describe, refuse_float_keys, refuse_twins, require_row_changes
 from headrace.pipelines.delta.tables import create_table, has_table, open_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import ensure_moved_table
 from headrace.pipelines.history.tables import add_special_members, check_declaration, create_history
+from headrace.pipelines.rejects.rows import OPEN, count_rejects
 
 if TYPE_CHECKING:
     from headrace.etl.history import History
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
-__all__ = ["ChangeTarget", "changes_not_applied", "check_table", "errors_path", "prepare_target"]
+__all__ = ["ChangeTarget", "changes_not_applied", "changes_of", "check_table", "errors_path", "prepare_target"]
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,26 @@ def errors_path(dimension_path: str) -> str:
     return f"{dimension_path.rstrip('/')}_errors"
 
 
-def changes_not_applied(config: PipelineConfig) -> dict[str, str]:
-    """Return the tables of changes that were not applied: path by dimension with history, where there is a row."""
+def changes_of(config: PipelineConfig, name: str) -> PipelineConfig:
+    """Return the pipeline with the changes of a dimension that were not applied in place of its rejected rows.
+
+    Functions of `headrace.pipelines.rejects` list, show and dismiss them by it.
+
+    Raises
+    ------
+    UnknownDimensionError, PipelineFileError
+        If the dimension is not declared, or has no history.
+    """
+    history_of(config, name)
+    sink = config.sink.model_copy(update={"errors": errors_path(config.dimensions[name].path)})
+    return config.model_copy(update={"sink": sink})
+
+
+def changes_not_applied(config: PipelineConfig) -> dict[str, int]:
+    """Return the number of open changes that were not applied, by dimension with history that has any."""
     dated = [name for name, declared in config.dimensions.items() if declared.history is not None]
-    paths = {name: errors_path(config.dimensions[name].path) for name in dated}
-    return {name: path for name, path in paths.items() if has_table(path) and open_table(path).file_uris()}
+    counts = {name: count_rejects(changes_of(config, name), [OPEN]) for name in dated}
+    return {name: count for name, count in counts.items() if count}
 
 
 def prepare_target(target: ChangeTarget) -> bool:

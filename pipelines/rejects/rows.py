@@ -27,7 +27,17 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["OPEN", "RejectGroup", "RejectedRecord", "RowId", "Selection", "list_rejects", "rejects", "show_rejects"]
+__all__ = [
+    "OPEN",
+    "RejectGroup",
+    "RejectedRecord",
+    "RowId",
+    "Selection",
+    "count_rejects",
+    "list_rejects",
+    "rejects",
+    "show_rejects",
+]
 
 OPEN: Final = "open"
 STATUSES: Final = (OPEN, str(Action.RETRIED), str(Action.DISMISSED))
@@ -170,6 +180,20 @@ def list_rejects(
             "DESC, status, rule"
         ).fetchall()
     return [RejectGroup(*row) for row in rows]
+
+
+def count_rejects(config: PipelineConfig, statuses: Sequence[str] = STATUSES) -> int:
+    """Return the number of rejected rows of a pipeline.
+
+    Raises
+    ------
+    DeltaTableError
+        If the error table cannot be read.
+    """
+    if not has_table(config.errors_path):
+        return 0
+    with rejects(config, Selection(), statuses, records=False) as found:
+        return int(found.execute("SELECT count(*) FROM found").fetchall()[0][0])
 
 
 def show_rejects(

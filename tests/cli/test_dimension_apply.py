@@ -104,7 +104,7 @@ def test_changes_become_versions(invoke, shop):
 
 def test_changes_that_cannot_be_applied_are_kept_with_their_cause(invoke):
     shown = invoke("dimension", "apply", "customer", "changes")
-    assert "3 changes that did not apply" in shown.out
+    assert "3 changes of dimension customer did not apply" in shown.out
     assert [(name, number) for name, number, _, _ in errors()] == [("1.csv", 4), ("1.csv", 5), ("1.csv", 6)]
     assert [record for _, _, record, _ in errors()] == FIRST.splitlines()[4:]
     reasons = [reason for _, _, _, reason in errors()]
@@ -278,16 +278,49 @@ def test_changes_that_did_not_apply_can_be_read_and_sent_again(invoke, shop):
     told = invoke("errors", "list").out
     assert "shop has no rejected rows" in told
     assert "did not apply" not in told
-    applied = " ".join(invoke("dimension", "apply", "customer", "changes").out.split())
-    place = str(shop / "w" / "dim_customer_errors")
-    assert f"3 changes that did not apply: see `reason` and `record` in the Delta table {place}, and apply" in applied
+    note = "3 changes of dimension customer did not apply; see `headrace errors show --dimension customer`"
+    assert note in " ".join(invoke("dimension", "apply", "customer", "changes").out.split())
+    assert note in invoke("dimension", "apply", "customer", "changes").out  # the file was applied before
     listed = invoke("errors", "list")
-    assert f"Changes of dimension customer that did not apply are in {place}" in listed.out
-    assert invoke("errors", "list", "--json").document["changes"] == {"customer": place}
+    assert note in listed.out
+    assert invoke("errors", "list", "--json").document["changes"] == {"customer": 3}
+    assert note in invoke("errors", "show").out
     assert "shop has no such rejected rows" in invoke("errors", "list", "--rule", "city").out
-    rows = DeltaTable(place).to_pyarrow_table().to_pylist()
-    (row,) = [each for each in rows if each["record"].startswith("X;9")]
-    assert row["reason"]
-    (shop / "corrected.csv").write_text(f"{row['heading']}\n{row['record'].replace('X;9', 'I;9', 1)}\n")
+    groups = invoke("errors", "list", "--dimension", "customer", "--json").document["groups"]
+    assert sorted((each["file"], each["rows"], each["status"]) for each in groups) == [("1.csv", 1, "open")] * 3
+    shown = invoke("errors", "show", "--dimension", "customer", "--json", "0/1.csv:6").document
+    rows = DeltaTable(str(shop / "w" / "dim_customer_errors")).to_pyarrow_table().to_pylist()
+    (row,) = [each for each in rows if each["_record_number"] == 6]
+    assert [(each["record"], each["reason"]) for each in shown] == [(row["record"], row["reason"])]
+    assert "headrace dimension apply customer FILE" in invoke("errors", "show", "--dimension", "customer").out
+    (shop / "corrected.csv").write_text(f"{row['heading']}\n{shown[0]['record'].replace('X;9', 'I;9', 1)}\n")
     again = invoke("dimension", "apply", "customer", "corrected.csv", "--json")
     assert again.document["outcomes"] == {"added": 1}
+
+
+def test_changes_that_did_not_apply_are_dismissed_once_a_correct_declaration_applied_them(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes")
+    refused = invoke("errors", "retry", "--dimension", "customer", "--all")
+    assert refused.code == 2
+    for words in ("apply customer FILE", "apply the same file with --again", "dismiss --dimension customer --all"):
+        assert words in " ".join(refused.err.split())
+    text = (shop / "pipeline.yml").read_text()
+    (shop / "pipeline.yml").write_text(
+        text.replace("operation: op,", "operation: op, upserts: [I, U, X], deletes: [D],")
+    )
+    outcomes = invoke("dimension", "apply", "customer", "changes", "--again", "--json").document["outcomes"]
+    assert outcomes == {"added": 1, "rejected": 2, "replayed": 3}
+    dismissed = invoke("errors", "dismiss", "--dimension", "customer", "--all", "--reason", "applied again")
+    assert (dismissed.code, dismissed.out) == (0, "shop: 5 changes dismissed\n")
+    assert "did not apply" not in invoke("errors", "list").out
+    assert "applied again" in invoke("errors", "show", "--dimension", "customer", "--status", "dismissed").out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("custommer", "did you mean 'customer'?"), ("plain", "declared without history: it has one row for each member")],
+)
+def test_changes_of_a_dimension_without_them_are_refused(invoke, name, message):
+    outcome = invoke("errors", "show", "--dimension", name)
+    assert outcome.code == 1
+    assert message in outcome.err
