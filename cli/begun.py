@@ -1,12 +1,19 @@
-"""What a failed run left, by the steps that it reported."""
+"""The steps that a run reports: what a failed run left, and what users see while Spark works."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["Begun"]
+from headrace.pipelines.hooks import BEFORE_BATCHES, Step
 
-READING = "after listing"
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.cli.console import Console
+
+__all__ = ["Begun", "in_spark"]
 
 
 @dataclass
@@ -26,9 +33,26 @@ class Begun:
     begun: bool = False
 
     def note(self, step: str) -> None:
-        """Note a step of the run; a listing of the source begins nothing."""
-        self.begun = self.begun or step != READING
+        """Note a step of the run; what precedes the batches begins nothing."""
+        self.begun = self.begun or step not in BEFORE_BATCHES
 
     def left(self) -> str:
         """Return what the run left."""
         return self.something if self.begun else self.nothing
+
+
+@contextmanager
+def in_spark(console: Console, begun: Begun) -> Iterator[Callable[[str], None]]:
+    """Say that Spark starts, and yield the hook of a run, which shows the run's steps within the block."""
+    from headrace.pipelines.spark import jars_are_cached
+
+    fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
+    console.note(f"starting Spark{fetched}")
+    with console.activity(f"starting Spark{fetched}") as activity:
+
+        def hook(step: str) -> None:
+            begun.note(step)
+            if isinstance(step, Step):
+                activity.begin(step.begins)
+
+        yield hook

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli.begun import Begun, in_spark
 from headrace.cli.blocks import Grid, Text
 from headrace.cli.options import FOLDER, ReportingCommand, pass_console
 
@@ -40,8 +41,8 @@ def brokerage(console: Console, /, source: Path, folder: Path, batches: int | No
     with console.step(f"loading {source} into {folder}", left=LEFT):
         from headrace.samples.brokerage import load
 
-        console.note("starting Spark")
-        results = load(source, folder, batches or there, on_batch=lambda loaded: console.note(_line(loaded)))
+        with in_spark(console, Begun("", LEFT)):
+            results = load(source, folder, batches or there, on_batch=lambda loaded: console.note(_line(loaded)))
     warehouse = folder / "warehouse"
     console.result(
         {"batches": [asdict(loaded) for loaded in results], "warehouse": str(warehouse)}, *_blocks(results, warehouse)

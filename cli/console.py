@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import os
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Console", "Failure", "Progress", "Step", "echo"]
+__all__ = ["Activity", "Console", "Failure", "Progress", "Step", "echo"]
 
 REFRESH_SECONDS = 0.2
 LINE_SECONDS = 30.0
+STEP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,36 @@ class Progress:
         return f"{self._label}: {self.done:,}{share} {self._unit}, {self.done / seconds:,.0f}/s{results}"
 
 
+class Activity:
+    """Shows what a command does now, on standard error.
+
+    On a terminal, one line is rewritten every second, with the seconds of the step. Elsewhere, a step has one line, and
+    only if it takes more than five seconds, which keeps logs short.
+    """
+
+    def __init__(self, console: Console, doing: str) -> None:
+        self._console = console
+        self._doing = doing
+        self._began = console.clock()
+        self._said = True
+
+    def begin(self, doing: str) -> None:
+        """Replace what is shown; an empty text shows nothing."""
+        self._doing, self._began, self._said = doing, self._console.clock(), not doing
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the step, if that is due."""
+        doing, seconds = self._doing, self._console.clock() - self._began
+        if not doing:
+            self._console.close_line()
+        elif self._console.interactive:
+            self._console.show_progress(f"{doing}, {seconds:.0f} s")
+        elif not self._said and seconds >= STEP_SECONDS:
+            self._said = True
+            self._console.show_progress(doing)
+
+
 class Console:
     """Prints the output of one run of the command.
 
@@ -129,15 +161,16 @@ class Console:
         self.command_path = "headrace"
         self.failed_step: Step | None = None
         self._line_open = False
+        self._lock = threading.RLock()  # an activity is shown by a thread of its own
 
     @property
     def interactive(self) -> bool:
         """Whether standard error is interactive."""
-        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def result(self, document: Any, *blocks: Block) -> None:
         """Print the result of the command: `document` as JSON with `--json`, else the blocks."""
-        self._close_line()
+        self.close_line()
         with (
             self.step("printing the result", left="what the command made; only its output is missing"),
             self.streaming(),
@@ -159,15 +192,16 @@ class Console:
 
     def rows(self, documents: Iterable[Mapping[str, Any]]) -> None:
         """Print one JSON document per line."""
-        self._close_line()
+        self.close_line()
         for document in documents:
             echo(json.dumps(as_json(document), ensure_ascii=False))
 
     def note(self, text: str) -> None:
         """Print a note on standard error, unless `--quiet` is set."""
         if not self.quiet:
-            self._close_line()
-            click.echo(f"{self._time()} {text}", err=True)
+            with self._lock:
+                self.close_line()
+                click.echo(f"{self._time()} {text}", err=True)
 
     @contextmanager
     def step(
@@ -191,7 +225,26 @@ class Console:
         try:
             yield progress
         finally:
-            self._close_line()
+            self.close_line()
+
+    @contextmanager
+    def activity(self, doing: str) -> Iterator[Activity]:
+        """Show what the work inside the block does; `doing` was announced by a note."""
+        activity, ended = Activity(self, doing), threading.Event()
+
+        def show() -> None:
+            with suppress(OSError, ValueError):  # standard error is closed; the command goes on
+                while not ended.wait(1.0):
+                    activity.refresh()
+
+        shown = threading.Thread(target=show, name="headrace-activity", daemon=True)
+        shown.start()
+        try:
+            yield activity
+        finally:
+            ended.set()
+            shown.join()
+            self.close_line()
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
@@ -207,15 +260,16 @@ class Console:
         """Overwrite the previous progress line, or print a new line if standard error is not a terminal."""
         if self.quiet:
             return
-        if self.interactive:
-            click.echo(f"\r\x1b[2K{self._time()} {line}", err=True, nl=False)
-            self._line_open = True
-        else:
-            click.echo(f"{self._time()} {line}", err=True)
+        with self._lock:
+            if self.interactive:
+                click.echo(f"\r\x1b[2K{self._time()} {line}", err=True, nl=False)
+                self._line_open = True
+            else:
+                click.echo(f"{self._time()} {line}", err=True)
 
     def failure(self, failure: Failure) -> None:
         """Report the failed step, its cause, the resulting state, and how to continue."""
-        self._close_line()
+        self.close_line()
         if self.json_mode:
             try:
                 click.echo(json.dumps({"error": as_json(failure)}, ensure_ascii=False))
@@ -232,10 +286,12 @@ class Console:
     def _bold(self, text: str) -> str:
         return text if "NO_COLOR" in os.environ else click.style(text, bold=True)
 
-    def _close_line(self) -> None:
-        if self._line_open:
-            click.echo("\r\x1b[2K", err=True, nl=False)
-            self._line_open = False
+    def close_line(self) -> None:
+        """Remove the progress line from the terminal."""
+        with self._lock:
+            if self._line_open:
+                click.echo("\r\x1b[2K", err=True, nl=False)
+                self._line_open = False
 
 
 def _forget_output() -> None:

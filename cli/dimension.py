@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv as csv_text
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from headrace.cli.begun import Begun
+from headrace.cli.begun import Begun, in_spark
 from headrace.cli.blocks import Grid, Pairs, Text, counted
 from headrace.cli.errors import ArgumentsError
 from headrace.cli.exits import ExitCode
@@ -120,7 +121,8 @@ def apply(
         config = load_pipeline(pipeline)
         snapshot = None if at is None else SnapshotOptions(at, sequence, missing)
         engine: Literal["local", "spark"] = "spark" if spark else "local"
-        result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine, hook=begun.note)
+        with in_spark(console, begun) if spark else nullcontext(begun.note) as hook:
+            result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine, hook=hook)
         kept = {} if result.batches else changes_not_applied(config)
     _show_applied(result, changes_blocks({name: kept[name]} if name in kept else {}, pipeline), pipeline, console)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from headrace.cli.begun import Begun
+from headrace.cli.begun import Begun, in_spark
 from headrace.cli.blocks import Block, Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import ReportingCommand, pass_console, pipeline_option
@@ -239,8 +239,8 @@ def retry(
     begun = Begun(UNCHANGED, LEFT)
     with console.step(f"retrying rejected rows of {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_any(pipeline)
-        console.note("starting Spark")
-        result = retry_rows(config, choice, on_batch=note_batch(console), hook=begun.note)
+        with in_spark(console, begun) as hook:
+            result = retry_rows(config, choice, on_batch=note_batch(console), hook=hook)
     changes = changes_not_applied(load_steps(pipeline)) if everything else {}
     document = {"selected": result.selected, **result.run.as_dict()}
     console.result(document, *_retried(result), *changes_blocks(changes, pipeline))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.begun import Begun
+from headrace.cli.begun import Begun, in_spark
 from headrace.cli.blocks import Grid, Text
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
@@ -49,8 +49,8 @@ def restate(console: Console, /, name: str | None, *, dry_run: bool, batch_facts
     begun = Begun("the facts as they were", LEFT)
     with console.step(f"restating the facts of {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_pipeline(pipeline)
-        console.note("starting Spark")
-        roles = correct(config, name, dry_run=dry_run, most_facts=batch_facts or MOST_FACTS, hook=begun.note)
+        with in_spark(console, begun) as hook:
+            roles = correct(config, name, dry_run=dry_run, most_facts=batch_facts or MOST_FACTS, hook=hook)
     columns = ("role", "dimension", "moved ranges", "facts in them", "restated", "kept", "commits")
     rows = [(r.role, r.dimension, r.ranges, r.facts, r.restated, r.kept, r.batches) for r in roles]
     title = "Facts that would be restated; nothing has been changed" if dry_run else "Restated facts"

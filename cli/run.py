@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.begun import Begun
+from headrace.cli.begun import Begun, in_spark
 from headrace.cli.blocks import Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, pass_console
@@ -53,14 +53,12 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     """Run a pipeline and report each batch."""
     from headrace.pipelines.config import load_any
     from headrace.pipelines.runner import run
-    from headrace.pipelines.spark import jars_are_cached
 
     begun = Begun(NOTHING, LEFT)
     with console.step(f"running {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_any(pipeline)
-        fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
-        console.note(f"starting Spark{fetched}")
-        return run(config, follow=follow, on_batch=note_batch(console), hook=begun.note)
+        with in_spark(console, begun) as hook:
+            return run(config, follow=follow, on_batch=note_batch(console), hook=hook)
 
 
 def note_batch(console: Console) -> Callable[[BatchRecord], None]:

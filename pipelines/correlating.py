@@ -23,10 +23,11 @@ from headrace.pipelines.correlate.protocol import CorrelationProtocol, state_fol
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import PipelineFileError
-from headrace.pipelines.hooks import no_hook
+from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop
 from headrace.pipelines.rejects.retries import RetrySource
+from headrace.pipelines.replica.kernels import finish_compiling
 from headrace.pipelines.runner import OpenRun, RunResult
 from headrace.pipelines.source.identity import application, check_identity
 from headrace.pipelines.source.ledger import Ledger
@@ -71,8 +72,10 @@ def opened_correlation(
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling(with_steps=config.has_steps)  # while Spark starts
         engine = SparkEngine(session(spark or spark_settings(config)))
-        kernels.join()
-        with opened_with(engine, catalog, config, mode, on_batch=on_batch, hook=hook or no_hook, clock=clock) as run:
+        step = hook or no_hook
+        finish_compiling(kernels, step)
+        step(Step(CHECKED, "checking the tables"))
+        with opened_with(engine, catalog, config, mode, on_batch=on_batch, hook=step, clock=clock) as run:
             yield run
 
 

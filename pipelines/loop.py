@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.pipelines.errors import SourceFileError
-from headrace.pipelines.hooks import no_hook
+from headrace.pipelines.hooks import LISTED, Step, no_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -167,7 +167,7 @@ class BatchLoop:
             began = self._clock()
             self._before()
             files = self._feed.take()
-            self._hook("after listing")
+            self._hook(Step(LISTED))
             if files:
                 self._load(files)
             elif interval is None:
@@ -184,7 +184,7 @@ class BatchLoop:
         """
         number, attempt = self._ledger.next_number(), str(uuid.uuid4())
         self._ledger.plan(number, attempt, (), rows)
-        self._hook("after plan")
+        self._hook(Step("after plan", f"batch {number}: retrying {len(rows):,} rejected rows"))
         self._load_retry(number, attempt, rows)
 
     def resume(self) -> None:
@@ -225,7 +225,7 @@ class BatchLoop:
     def _load(self, files: Any) -> None:
         number, attempt = self._ledger.next_number(), str(uuid.uuid4())
         self._feed.plan(number, attempt, files)
-        self._hook("after plan")
+        self._hook(Step("after plan", f"batch {number}: reading {self._feed.share(files)}"))
         with self._feed.fingerprints(files) as prints:
             record = self._loader.run_batch(self._frame_of(files), number, self._ledger.stream, attempt)
             self._hook("after batch")

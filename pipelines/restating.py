@@ -27,7 +27,7 @@ from headrace.pipelines.delta.commits import Commit
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import PipelineFileError, TableMovedError, UnknownDimensionError
 from headrace.pipelines.history.moved import moved_path, settle_moved
-from headrace.pipelines.hooks import no_hook
+from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.restate.candidates import candidates, moved_facts
 from headrace.pipelines.restate.corrections import Batch, batches_of, corrections, differing, merge, of_batch
@@ -137,12 +137,14 @@ def restate(
     assert config.catalog is not None
     with Catalog(config.catalog, clock) as catalog, ExitStack() as stack:
         started = session(spark or spark_settings(config))
+        step = hook or no_hook
+        step(Step(CHECKED, "looking for facts in moved ranges"))
         prepared = check_pipeline(config, started.sparkContext.defaultParallelism).prepared
         if not dry_run:
             stack.enter_context(Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock))
         if not has_table(config.sink.path):
             return []
-        one = _Restatement(prepared, started, dry_run=dry_run, most_facts=most_facts, hook=hook or no_hook)
+        one = _Restatement(prepared, started, dry_run=dry_run, most_facts=most_facts, hook=step)
         return [one.of(role) for role, look in prepared.lookups.items() if look.dimension.name in names]
 
 
@@ -242,7 +244,7 @@ class _Restatement:
             changed = differing(found, lookup)
             batches = batches_of(changed, self._most_facts)
             for number, batch in enumerate(batches if not self._dry_run else ()):
-                self._hook(f"before batch {number}")
+                self._hook(Step(f"before batch {number}", f"correcting facts, commit {number + 1} of {len(batches)}"))
                 self._write(lookup, span, changed, batch, files, undated)
                 self._hook(f"after batch {number}")
         finally:

@@ -28,11 +28,11 @@ from headrace.pipelines.config.correlation import load_any
 from headrace.pipelines.config.model import PipelineConfig
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
-from headrace.pipelines.hooks import no_hook
+from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.rejects.retries import RetrySource
-from headrace.pipelines.replica.kernels import compiling
+from headrace.pipelines.replica.kernels import compiling, finish_compiling
 from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.identity import check_identity, replaced_stream
 from headrace.pipelines.source.ledger import Ledger
@@ -221,9 +221,11 @@ def opened(
     check_source(config.source)
     check_change_folders(config)
     with Catalog(config.catalog, clock) as catalog:
+        step = hook or no_hook
         kernels = compiling()  # while Spark starts
         started = session(spark or spark_settings(config))
-        kernels.join()
+        finish_compiling(kernels, step)
+        step(Step(CHECKED, "checking the tables"))
         checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (
             Leases(catalog, _leases(config), clock=clock) as leases,
@@ -233,7 +235,6 @@ def opened(
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
             prepared = checked.create()
             number = catalog.start_run(config.name, mode, leases.token)
-            step = hook or no_hook
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             feed = SourceFeed(config.source, config.trigger, ledger)

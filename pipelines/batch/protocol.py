@@ -31,7 +31,7 @@ from headrace.pipelines.batch.state import Batch, Upstream
 from headrace.pipelines.batch.tables import BatchTables
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.errors import BatchError, ConservationError, DeltaTableError, TableMovedError
-from headrace.pipelines.hooks import no_hook
+from headrace.pipelines.hooks import Step, no_hook
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
@@ -294,7 +294,7 @@ class BatchProtocol:
         self._hook("before join")
         with batch.phase("join"), explained(self._computation()):
             rows = frame.where(frame[STATE] == int(State.NOTE)).select(NOTE).collect()
-        self._hook("after join")
+        self._hook(Step("after join", f"batch {batch.number}: writing tables"))
         return [json.loads(row[0]) for row in rows]
 
     def _computation(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from headrace.pipelines.errors import LedgerError
 from headrace.pipelines.source.discovery import FoundFile
-from headrace.pipelines.source.feed import SourceFeed
+from headrace.pipelines.source.feed import SourceFeed, share_of
 from headrace.pipelines.source.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ class SourceLedgers:
         """Return the files of the next batch by source; empty if no source has new files."""
         taken = {name: source.take() for name, source in self._sources.items()}
         return {name: files for name, files in taken.items() if files}
+
+    def share(self, files: Mapping[str, Sequence[FoundFile]]) -> str:
+        """Return how many of the listed files these are."""
+        return share_of(sum(map(len, files.values())), sum(source.waiting for source in self._sources.values()))
 
     def plan(self, number: int, attempt: str, files: Mapping[str, Sequence[FoundFile]]) -> None:
         """Record a batch before any part of it is written."""

@@ -38,6 +38,7 @@ from headrace.pipelines.errors import (
     PipelineFileError,
     StateDamagedError,
 )
+from headrace.pipelines.hooks import Step
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.source.pieces import piece_rows
 from headrace.storage.units import parse_duration
@@ -246,7 +247,7 @@ class CorrelationProtocol:
         work = _Batch(number, attempt, began, specs, tuple(given))
         self._hook("before join")
         notes = self._computed(given, work)
-        self._hook("after join")
+        self._hook(Step("after join", f"batch {number}: writing tables"))
         result = _Result.of(notes, self._plan, self._shards)
         manifest = self._next_manifest(result, work)
         record = self._delivery.load(self._joined(manifest, work, result))

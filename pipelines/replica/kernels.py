@@ -10,12 +10,17 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.pipelines.hooks import STARTED, Step
 from headrace.pipelines.replica.recent import Recent
 
-__all__ = ["compile_kernels", "compile_readers", "compiling"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["compile_kernels", "compile_readers", "compiling", "finish_compiling"]
 
 _ROWS = 64
 _INDEX = pa.array(range(_ROWS))
@@ -26,6 +31,13 @@ def compiling() -> Thread:
     thread = Thread(target=compile_kernels, name="headrace-compile", daemon=True)
     thread.start()
     return thread
+
+
+def finish_compiling(kernels: Thread, hook: Callable[[str], None]) -> None:
+    """Wait until the compilation has ended; a hook learns of the wait."""
+    if kernels.is_alive():
+        hook(Step(STARTED, "loading compiled code; the first run on a machine compiles it"))
+    kernels.join()
 
 
 @cache

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.source.discovery import LeftOut
     from headrace.pipelines.source.ledger import Ledger
 
-__all__ = ["Feed", "MissingFile", "SourceFeed"]
+__all__ = ["Feed", "MissingFile", "SourceFeed", "share_of"]
 
 
 class MissingFile(NamedTuple):
@@ -30,6 +30,19 @@ class MissingFile(NamedTuple):
     folder: str
     name: str
     skip: str
+
+
+def share_of(taken: int, waiting: int) -> str:
+    """Return how many of all new files a batch takes.
+
+    Examples
+    --------
+    >>> share_of(2, 3), share_of(1, 0)
+    ('2 of 5 files', '1 file')
+    """
+    if waiting:
+        return f"{taken:,} of {taken + waiting:,} files"
+    return f"{taken:,} file{'' if taken == 1 else 's'}"
 
 
 class Feed(Protocol):
@@ -49,6 +62,9 @@ class Feed(Protocol):
 
     def take(self) -> Any:
         """Return the files of the next batch; a false value if there are none."""
+
+    def share(self, files: Any) -> str:
+        """Return how many of the listed files these are, such as ``2 of 5 files``."""
 
     def plan(self, number: int, attempt: str, files: Any) -> None:
         """Record a batch before any part of it is written."""
@@ -92,11 +108,19 @@ class SourceFeed:
         return self._intake.listing_seconds
 
     @property
+    def waiting(self) -> int:
+        """Number of listed files that no batch has taken yet."""
+        return self._intake.waiting
+
+    @property
     def left_out(self) -> tuple[LeftOut, ...]:  # noqa: D102 - as in the protocol
         return self._intake.left_out
 
     def take(self) -> list[FoundFile]:  # noqa: D102 - as in the protocol
         return self._intake.take()
+
+    def share(self, files: Sequence[FoundFile]) -> str:  # noqa: D102 - as in the protocol
+        return share_of(len(files), self.waiting)
 
     def plan(self, number: int, attempt: str, files: Sequence[FoundFile]) -> None:  # noqa: D102 - as in the protocol
         self.ledger.plan(number, attempt, files)

@@ -71,6 +71,11 @@ class Intake:
         self.left_out: tuple[LeftOut, ...] = ()
         self.listing_seconds = 0.0
 
+    @property
+    def waiting(self) -> int:
+        """Number of listed files that no batch has taken yet."""
+        return len(self._waiting)
+
     def take(self) -> list[FoundFile]:
         """Return the files of the next batch in their current state; an empty list if there are no new files.
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from headrace.cli.begun import Begun
+from headrace.cli.begun import Begun, in_spark
+from headrace.cli.console import Console
+from headrace.pipelines.hooks import Step
 
 PIPELINE = """
 name: shop
@@ -64,8 +66,25 @@ def test_a_failure_within_a_batch_left_what_was_committed(invoke, shop):
 
 def test_a_listing_begins_nothing():
     begun = Begun("nothing", "something")
-    begun.note("after listing")
+    for step in ("after start", "before checks", "after listing"):
+        begun.note(step)
     assert begun.left() == "nothing"
     begun.note("after plan")
     begun.note("after listing")
     assert begun.left() == "something"
+
+
+def test_the_steps_of_a_run_are_shown_and_noted(monkeypatch, capsys):
+    monkeypatch.setattr("headrace.pipelines.spark.jars_are_cached", lambda: False)
+    begun, seconds = Begun("nothing", "something"), iter(range(0, 1000, 3))
+    with in_spark(Console(lambda: next(seconds)), begun) as hook:
+        hook(Step("before checks", "checking the tables"))
+        assert begun.left() == "nothing"
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        monkeypatch.delenv("TERM", raising=False)
+        hook(Step("after plan", "batch 0: reading 1 file"))
+        hook("before join")
+    assert begun.left() == "something"
+    shown = capsys.readouterr().err
+    assert "starting Spark; Delta's jars are fetched first" in shown
+    assert "batch 0: reading 1 file" in shown

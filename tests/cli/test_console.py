@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.cli.blocks import Grid, Pairs, Text, as_json, as_text, render
-from headrace.cli.console import Console
+from headrace.cli.console import Activity, Console
 
 
 @dataclasses.dataclass
@@ -132,3 +132,68 @@ def test_progress_tells_the_number_of_results(capsys):
         now[0] = 40
         progress.advance(200, 1500)
     assert capsys.readouterr().err == "2013-01-31 10:30:00 correlated: 200 rows, 5/s, 1,500 results\n"
+
+
+class Ticking:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def activity(monkeypatch):
+    """Return a clock, and an activity on a terminal or beside one, whose thread shows nothing by itself."""
+    monkeypatch.delenv("TERM", raising=False)
+
+    def begun(*, terminal):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+        clock = Ticking()
+        console = Console(clock, now=lambda: dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC))
+        return clock, Activity(console, "starting Spark")
+
+    return begun
+
+
+def test_a_step_that_takes_long_has_one_line_without_a_terminal(activity, capsys):
+    clock, shown = activity(terminal=False)
+    clock.now = 60.0
+    shown.refresh()  # a note has announced the first step
+    shown.begin("checking the tables")
+    clock.now += 4.9
+    shown.refresh()
+    shown.begin("batch 0: reading 2 of 5 files")
+    for _ in range(9):
+        clock.now += 5.0
+        shown.refresh()
+    shown.begin("")
+    clock.now += 60.0
+    shown.refresh()
+    assert capsys.readouterr().err == "2026-01-02 03:04:05 batch 0: reading 2 of 5 files\n"
+
+
+def test_a_terminal_shows_each_step_with_its_seconds_in_one_line(activity, capsys):
+    clock, shown = activity(terminal=True)
+    clock.now = 7.0
+    shown.refresh()
+    shown.begin("checking the tables")
+    clock.now = 9.0
+    shown.refresh()
+    shown.begin("")
+    clock.now = 20.0
+    shown.refresh()
+    lines = capsys.readouterr().err.split("\r\x1b[2K")
+    steps = ["starting Spark, 7 s", "checking the tables, 0 s", "checking the tables, 2 s"]
+    assert lines == ["", *(f"03:04:05 {step}" for step in steps), ""]
+
+
+def test_a_closed_standard_error_stops_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr", None)
+    console = Console()
+    console.note("reading")
+    with console.progress("reading") as progress:
+        progress.advance(1)
+    console.result({}, Text("done"))
+    assert capsys.readouterr().out == "done\n"

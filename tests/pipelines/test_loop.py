@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config.model import SourceConfig, TriggerConfig
 from headrace.pipelines.errors import BatchError, SourceFileError
+from headrace.pipelines.hooks import Step
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.source.discovery import examine, fingerprint
 from headrace.pipelines.source.feed import SourceFeed
@@ -561,3 +562,11 @@ def test_a_fingerprint_that_fails_does_not_fail_the_batch(project, monkeypatch):
 
 def project_file(project):
     return examine(str(project.folder), "a")
+
+
+def test_a_batch_says_what_it_reads_and_nothing_while_there_is_nothing_to_do(project):
+    for name in ("a", "b", "c"):
+        project.write(f"{name}.csv", f"id\n{name}\n")
+    described = []
+    project.run(lambda step: described.append(step.begins) if isinstance(step, Step) else None)
+    assert described == ["", "batch 0: reading 2 of 3 files", "", "batch 1: reading 1 file", ""]
