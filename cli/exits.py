@@ -103,11 +103,13 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
 
 
 def _way_on(error: BaseException, code: ExitCode, step: Step, path: str, command: str) -> str:
-    from headrace.pipelines.errors import SeveralSourcesError
+    from headrace.pipelines.errors import OtherCommandError, SeveralSourcesError
     from headrace.storage.errors import NotATableError
 
     if isinstance(error, SeveralSourcesError):
         return "use a command that supports several sources: headrace run, runs, errors, source list or source skip"
+    if isinstance(error, OtherCommandError):
+        return "use the command that the cause names"
     if isinstance(error, NotATableError):
         return "name a table, or build it from its source: headrace table build ... -o TABLE"
     if code is ExitCode.INTERRUPTED:
@@ -120,12 +122,12 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, path: str, command
 def _correction(error: BaseException, step: Step, path: str) -> str:
     """Return how to go on where the command itself is wrong, or may be; an empty text elsewhere."""
     from headrace.cli.errors import ArgumentsError
-    from headrace.pipelines.errors import UnknownDimensionError
+    from headrace.pipelines.errors import RejectedRowsError, UnknownDimensionError
 
     if isinstance(error, ArgumentsError):  # the same command would fail again, whatever its files hold
         return f"correct the command; its arguments: {path} --help"
     of_command = step.pipeline is None  # else the pipeline file gives what does not fit
-    if isinstance(error, UnknownDimensionError) or (of_command and _may_be_of_arguments(error)):
+    if isinstance(error, UnknownDimensionError | RejectedRowsError) or (of_command and _may_be_of_arguments(error)):
         return f"correct the command or the cause, then run it again; its arguments: {path} --help"
     return ""
 

@@ -76,6 +76,10 @@ class UnknownDimensionError(PipelineFileError, DeltaTableError):
     """The pipeline file declares no dimension of the given name."""
 
 
+class OtherCommandError(DeltaTableError):
+    """Another command does what was asked; the message names it."""
+
+
 class TableMovedError(PipelineError):
     """Another writer changed a Delta table after the version that a commit was planned at. The batch is replanned."""
 

@@ -516,6 +516,8 @@ def _parsed(file: Path) -> tuple[dict[Any, Any], Places]:
         raise PipelineFileError(
             f"there is no pipeline file {file}; correct the path, or write one with `headrace init`"
         ) from error
+    except IsADirectoryError as error:
+        raise PipelineFileError(f"{file} is a folder; name the pipeline file in it, such as pipeline.yml") from error
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"the pipeline file {file} cannot be read: {error}") from error
     try:

@@ -17,7 +17,7 @@ from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
 from headrace.pipelines.delta.tables import create_dimension as write_dimension
 from headrace.pipelines.delta.tables import has_table, open_table, remember_greatest_key
 from headrace.pipelines.dimension.check import Audit, Finding, Repair
-from headrace.pipelines.errors import DeltaTableError, UnknownDimensionError
+from headrace.pipelines.errors import DeltaTableError, OtherCommandError, UnknownDimensionError
 from headrace.pipelines.history.layout import ENTRIES
 from headrace.pipelines.replica.row_sizes import LONGEST_ROW, RowSizes, long_row
 from headrace.storage.errors import nearest
@@ -129,13 +129,14 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     """
     path = _declared(config, name).path
     if _declared(config, name).history is not None:
-        raise DeltaTableError(
+        raise OtherCommandError(
             f"dimension {name!r} has a history, so its members come from changes, which create it: `headrace dimension "
             f"apply {name} SOURCE`, with --snapshot TIME for a list of members"
         )
     if has_table(path):
         raise DeltaTableError(
-            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it again, remove the table, and "
+            f"dimension {name!r} is already at {path}, perhaps made by a run; docs/operations.md, 'Add members to a "
+            "dimension', has the statement that adds members; to make it again, remove the table, and "
             f"with it the facts that carry its keys, {config.sink.path}, and the checkpoint {config.checkpoint}, so "
             "that the next run loads all files again"
         )

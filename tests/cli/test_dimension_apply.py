@@ -227,6 +227,7 @@ def test_a_history_is_not_made_from_a_list_of_members(invoke, shop):
     outcome = invoke("dimension", "create", "customer", "changes/1.csv")
     assert outcome.code == 1
     assert "--snapshot TIME" in " ".join(outcome.err.split())
+    assert "go on  use the command that the cause names" in outcome.err
     assert not (shop / "w").exists()
 
 

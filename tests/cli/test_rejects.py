@@ -101,3 +101,10 @@ def test_columns_are_added_filled_and_removed(invoke, shop, tmp_path):
     assert (outcome.code, "was removed" in outcome.out) == (0, True), outcome
     outcome = invoke("dimension", "widen-column", "customer", "name", "int")
     assert (outcome.code, "declares dimensions.customer.columns.name as string" in outcome.err) == (1, True), outcome
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("name", ["nonsense", "9/a.csv:1"])
+def test_a_row_that_is_not_there_is_no_cause_to_repeat_the_command(invoke, name):
+    told = " ".join(invoke("errors", "show", name).err.split())
+    assert "go on correct the command or the cause" in told

@@ -32,6 +32,12 @@ def test_a_missing_pipeline_file(invoke, tmp_path):
     assert "none.yml" in outcome.err
 
 
+def test_a_folder_in_place_of_a_pipeline_file(invoke, shop):
+    outcome = invoke("run", shop, "--once")
+    assert outcome.code == 1
+    assert f"{shop} is a folder; name the pipeline file in it" in " ".join(outcome.err.split())
+
+
 def test_a_misspelt_field_fails_before_spark_starts(invoke, shop):
     text = (shop / "pipeline.yml").read_text().replace("policy:", "polcy:")
     (shop / "pipeline.yml").write_text(text)
