@@ -46,9 +46,10 @@ def in_spark(console: Console, begun: Begun) -> Iterator[Callable[[str], None]]:
     """Say that Spark starts, and yield the hook of a run, which shows the run's steps within the block."""
     from headrace.pipelines.spark import jars_are_cached
 
-    fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
+    cached = jars_are_cached()
+    fetched = "" if cached else "; Delta's jars are fetched first, since the cache does not hold them"
     console.note(f"starting Spark{fetched}")
-    with console.activity(f"starting Spark{fetched}") as activity:
+    with console.activity("starting Spark" if cached else "fetching Delta's jars and starting Spark") as activity:
 
         def hook(step: str) -> None:
             begun.note(step)

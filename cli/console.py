@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -262,7 +263,8 @@ class Console:
             return
         with self._lock:
             if self.interactive:
-                click.echo(f"\r\x1b[2K{self._time()} {line}", err=True, nl=False)
+                width = shutil.get_terminal_size().columns - 1  # of a line that wraps, only the end would be rewritten
+                click.echo(f"\r\x1b[2K{f'{self._time()} {line}'[:width]}", err=True, nl=False)
                 self._line_open = True
             else:
                 click.echo(f"{self._time()} {line}", err=True)

@@ -241,7 +241,7 @@ def retry(
         config = load_any(pipeline)
         with in_spark(console, begun) as hook:
             result = retry_rows(config, choice, on_batch=note_batch(console), hook=hook)
-    changes = changes_not_applied(load_steps(pipeline)) if everything else {}
+        changes = changes_not_applied(load_steps(pipeline)) if everything else {}
     document = {"selected": result.selected, **result.run.as_dict()}
     console.result(document, *_retried(result), *changes_blocks(changes, pipeline))
     ctx.exit(ExitCode.OK if result.run.signal is None else ExitCode.INTERRUPTED)

@@ -197,3 +197,10 @@ def test_a_closed_standard_error_stops_nothing(monkeypatch, capsys):
         progress.advance(1)
     console.result({}, Text("done"))
     assert capsys.readouterr().out == "done\n"
+
+
+def test_a_long_progress_line_is_cut_to_the_terminal(activity, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    _, shown = activity(terminal=True)
+    shown.begin("checking the tables of a pipeline")
+    assert capsys.readouterr().err == "\r\x1b[2K03:04:05 checking t"
