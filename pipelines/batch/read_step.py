@@ -91,7 +91,9 @@ class ReadStep:
                 yield framed(records, file, records.numbers, schema)
         except RecordFileError as error:
             _refuse_changed(row, advice)  # a changed file is the more likely cause
-            raise SourceFileError(f"{printable(str(error))}. Repair the file, or {advice}") from error
+            raise SourceFileError(
+                f"{printable(str(error))}. Repair the file or correct its declaration, or {advice}"
+            ) from error
         _refuse_changed(row, advice)
 
 

@@ -110,7 +110,9 @@ def _pieces(
         pieces = split(path, form, bytes_each)
     except RecordFileError as error:
         advice = leave_out_advice(file.name, skippable=skippable, source=source.label)
-        raise SourceFileError(f"{printable(str(error))}. Repair the file, or {advice}") from error
+        raise SourceFileError(
+            f"{printable(str(error))}. Repair the file or correct its declaration, or {advice}"
+        ) from error
     same = {"file": file.name, "path": path, "size": file.size, "mtime_ns": file.mtime_ns}
     return [
         {

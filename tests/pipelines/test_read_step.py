@@ -128,7 +128,8 @@ def test_a_file_that_cannot_be_read_is_named_with_both_ways_on(tmp_path):
     file.write_text("id,c,p,t,more\n")
     with pytest.raises(
         SourceFileError,
-        match=r"a\.csv: column 'more' is not declared.*Repair the file, or leave it out with: headrace source skip",
+        match=r"a\.csv: column 'more' is not declared.*Repair the file or correct its declaration, or "
+        r"leave it out with: headrace source skip",
     ):
         run(step_for(), pieces(file))
 
