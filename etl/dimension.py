@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 
 from headrace.etl.equality import Conformed, KeyRule, check_comparable, check_rule, conform
 from headrace.etl.errors import DeclarationError, DimensionError
+from headrace.etl.inputs import check_names
 from headrace.etl.ranking import key_text, rank_rows
-from headrace.etl.special import Special, SpecialMembers
+from headrace.etl.special import Special, SpecialMembers, as_names
 from headrace.storage.format import plain, stored_type
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
 
 UNKNOWN_KEY: Final = -1
 _NAMED: Final = 10
+_GREATEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ class Dimension:
     Raises
     ------
     DeclarationError
-        If a column is not in the schema, a column is used for two purposes, a natural key column is a floating-point
-        number, or a special member has a value that its attribute cannot hold.
+        If a column is not in the schema or is there twice, a column is used for two purposes, a natural key column has
+        a type that cannot be a key, such as a floating-point number, or a special member has a value that its attribute
+        cannot hold.
 
     Examples
     --------
@@ -92,12 +95,13 @@ class Dimension:
     spellings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "natural_key", _names(self.natural_key))
+        object.__setattr__(self, "natural_key", as_names(self.natural_key))
         plain = [column.with_type(stored_type(column.type) or column.type) for column in self.schema]
         object.__setattr__(self, "schema", pa.schema(plain))
         if not self.natural_key:
             raise DeclarationError(f"dimension {self.name!r} has no natural key; name at least one column")
         names = self.schema.names
+        check_names(names, names, f"dimension {self.name!r}", DeclarationError)
         for column in (*self.natural_key, *self.rules):
             if column not in names:
                 raise DeclarationError(f"dimension {self.name!r} has no column {column!r}; it has {', '.join(names)}")
@@ -108,6 +112,13 @@ class Dimension:
                 f"dimension {self.name!r}: the natural key column {inexact[0]!r} is {kind}, which cannot be a key, "
                 "since equal numbers may differ in their last bit; use a decimal, an integer or text"
             )
+        for name in self.natural_key:
+            kind = self.schema.field(name).type
+            if stored_type(kind) is None:
+                raise DeclarationError(
+                    f"dimension {self.name!r}: the natural key column {name!r} is {kind}, which cannot be a key; use "
+                    "an integer, a decimal of up to 38 digits, a date, a time, a boolean, text or binary"
+                )
         apart = [*self.natural_key, self.surrogate_key, self.inferred_flag]
         twice = next((column for column in apart if apart.count(column) > 1), None)
         if twice is not None:
@@ -196,10 +207,6 @@ class Dimension:
         return [column.with_nullable(nullable=True) for column in self.key_schema]
 
 
-def _names(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
 def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Table:
     """Return source rows as rows of the dimension's table, numbered from `base + 1` in key order.
 
@@ -215,11 +222,22 @@ def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Ta
     Raises
     ------
     DimensionError
-        If a natural key is null, does not fit its type, or occurs twice after normalization, or an attribute does not
-        fit its type.
+        If a natural key is null, does not fit its type, or occurs twice after normalization, an attribute does not fit
+        its type, a column is there twice, or the surrogate keys exceed 64 bits.
     """
+    check_names(
+        rows.schema.names,
+        [name for name in dimension.attributes.names if name in rows.schema.names],
+        f"dimension {dimension.name!r}: the source",
+        DimensionError,
+    )
     keys = _conformed_keys(dimension, rows)
     ranks, distinct = rank_rows(keys.columns)
+    if not 0 <= base <= _GREATEST - distinct:
+        raise DimensionError(
+            f"dimension {dimension.name!r}: {distinct} surrogate keys above {base} are not all from 1 to {_GREATEST}; "
+            "give another `base`"
+        )
     if distinct < rows.num_rows:
         _refuse_repeated(dimension, keys, ranks)
     members = dimension.members(keys, base + 1 + ranks)
@@ -228,6 +246,12 @@ def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Ta
             position = members.schema.get_field_index(column.name)
             members = members.set_column(position, column, _fitted(dimension, rows, column))
     return with_spellings(dimension, members, rows).take(pa.array(np.argsort(ranks)))
+
+
+def _takeable(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in its stored type, if it has one. Arrow cannot take rows from views."""
+    kind = stored_type(column.type)
+    return column if kind is None else plain(column, kind)
 
 
 def _fitted(dimension: Dimension, rows: pa.Table, column: pa.Field) -> pa.Array:
@@ -285,13 +309,16 @@ def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Tab
     Raises
     ------
     DimensionError
-        If the natural key or surrogate key of a member other than the special members is null.
+        If a column is missing or there twice, the natural key or surrogate key of a member other than the special
+        members is null, or a value does not fit its column.
     """
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    missing = [name for name in dimension.table_schema.names if name not in table.column_names]
-    if missing:
-        raise DimensionError(f"dimension {dimension.name!r}: the rows lack column {missing[0]!r}")
-    table = table.select(dimension.table_schema.names)
+    names = dimension.table_schema.names
+    check_names(table.column_names, names, f"dimension {dimension.name!r}: the table", DimensionError)
+    table = pa.table({
+        name: _takeable(table.column(name)) if name in dimension.natural_key else _fitted(dimension, table, column)
+        for name, column in zip(names, dimension.table_schema, strict=True)
+    })  # fmt: skip
     table = table.filter(pc.invert(is_special(dimension, table)))
     if table.column(dimension.surrogate_key).null_count:
         raise DimensionError(
@@ -341,9 +368,8 @@ def without_blank_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
 
 
 def _conformed_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
-    for name in dimension.natural_key:
-        if name not in rows.column_names:
-            raise DimensionError(f"dimension {dimension.name!r}: the rows lack the natural key column {name!r}")
+    where = f"dimension {dimension.name!r}: the source"
+    check_names(rows.schema.names, dimension.natural_key, where, DimensionError, "natural key column")
     dimension.check_stream({name: rows.schema.field(name).type for name in dimension.natural_key})
     keys = dimension.conform_key([rows.column(name) for name in dimension.natural_key])
     for name, key in zip(dimension.natural_key, keys, strict=True):

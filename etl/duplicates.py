@@ -4,6 +4,8 @@ One row per key of the input is kept: the first by the `order_by` columns, then 
 their names. Rows that tie on all columns are equal, so the choice depends neither on the arrival order nor on the
 batch boundaries. A row with a null in its key is never a duplicate.
 
+A list is ordered by its values, one after another, and a struct by its fields. NaN equals NaN, and -0.0 is before 0.0.
+
 The input is held in memory, because its last row may repeat its first. Shard the stream by the key, so that rows with
 equal keys are in the same shard (`Duplicates.shard_of`).
 """
@@ -20,9 +22,13 @@ import pyarrow.compute as pc
 
 from headrace.etl.equality import Conformed, KeyRule, check_rule, conform
 from headrace.etl.errors import DeclarationError
-from headrace.etl.ranking import rank_rows, sort_rows, starts_of_runs
+from headrace.etl.inputs import check_names, of_one_schema
+from headrace.etl.ranking import rank_rows, sort_rows, sortable, starts_of_runs
 from headrace.etl.sharding import shard_of
-from headrace.storage.format import stored_type
+from headrace.etl.special import as_names
+from headrace.joins.dictionaries import types_within
+from headrace.joins.handle import check_takeable
+from headrace.storage.format import as_array, stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +42,7 @@ __all__ = ["DUPLICATE_COLUMN", "LOADED_BY", "DuplicateAction", "Duplicates", "ma
 DUPLICATE_COLUMN: Final = "_duplicate"
 LOADED_BY: Final = "_loaded_by"
 _RANK: Final = "_rank"
+_STREAM: Final = "duplicates: the stream"
 _ROWS_OUT: Final = 65_536
 
 
@@ -65,7 +72,8 @@ class Duplicates:
     Raises
     ------
     DeclarationError
-        If there is no key, the action is not valid, or a rule does not fit its column.
+        If there is no key, it names a column twice or has an unsuitable type, the action is not valid, or a rule does
+        not fit its column.
 
     Examples
     --------
@@ -84,16 +92,24 @@ class Duplicates:
                 f"duplicates: unknown action {self.action!r}; the valid ones are {', '.join(DuplicateAction)}"
             )
         object.__setattr__(self, "action", DuplicateAction(self.action))
-        object.__setattr__(self, "order_by", tuple(self.order_by))
+        object.__setattr__(self, "order_by", as_names(self.order_by))
         if not self.key.names:
             raise DeclarationError("duplicates: the key has no column; name at least one")
+        check_names(self.key.names, self.key.names, "duplicates: the key", DeclarationError)
+        if LOADED_BY in self.key.names:
+            raise DeclarationError(
+                f"duplicates: the table of loaded keys has a column {LOADED_BY!r} of its own; rename the key column"
+            )
         for name, rule in self.rules.items():
             if name not in self.key.names:
                 raise DeclarationError(f"duplicates: no key column {name!r}; they are {', '.join(self.key.names)}")
             check_rule(rule, self.key.field(name).type, name)
         for name, column in zip(self.key.names, self.key, strict=True):
             if stored_type(column.type) is None or pa.types.is_floating(column.type):
-                raise DeclarationError(f"duplicates: column {name!r} of type {column.type} cannot be a key")
+                raise DeclarationError(
+                    f"duplicates: column {name!r} of type {column.type} cannot be a key; use an integer, decimal, "
+                    "date, time, boolean, text or binary column"
+                )
         object.__setattr__(self, "key", pa.schema([c.with_type(stored_type(c.type)) for c in self.key]))
 
     @property
@@ -112,22 +128,31 @@ class Duplicates:
         return [LOADED_BY]
 
     def check(self, stream: pa.Schema) -> None:
-        """Raise `DeclarationError` unless the stream has the columns, `KeyInputError` if a type cannot match."""
-        for name in (*self.key.names, *self.order_by):
-            if name not in stream.names:
-                raise DeclarationError(
-                    f"duplicates: the stream has no column {name!r}; it has {', '.join(stream.names)}"
-                )
+        """Raise unless repeated rows can be found in a stream.
+
+        Raises
+        ------
+        DeclarationError
+            If it lacks a column, or has one twice.
+        KeyInputError
+            If a column can never equal its key.
+        StreamSchemaError
+            If it has a column that Arrow cannot take rows from.
+        """
+        check_names(stream.names, (*self.key.names, *self.order_by, *stream.names), _STREAM, DeclarationError)
+        check_takeable(stream)
         if DUPLICATE_COLUMN in stream.names:
             raise DeclarationError(f"duplicates: the stream has a column {DUPLICATE_COLUMN!r} already; rename it")
         self.conform_key(stream.empty_table())
 
     def conform_key(self, rows: pa.Table | pa.RecordBatch) -> list[Conformed]:
         """Return the key columns, converted to the declared types and normalized."""
+        check_names(rows.schema.names, self.key.names, "duplicates: the input", DeclarationError)
         return [conform(rows.column(c.name), c.type, self.rules.get(c.name), c.name) for c in self.key]
 
     def shard_of(self, rows: pa.Table | pa.RecordBatch, shards: int) -> NDArray[np.int32]:
         """Return the shard of each row, based on its key."""
+        check_names(rows.schema.names, self.key.names, "duplicates: the input", DeclarationError)
         return shard_of([rows.column(name) for name in self.key.names], self.key, shards, self.rules)
 
     def loaded_keys(self, rows: pa.Table | pa.RecordBatch, batch: int) -> pa.Table:
@@ -168,15 +193,20 @@ def mark_duplicates(
     Raises
     ------
     DeclarationError
-        If the stream lacks a column.
+        If the stream lacks a column, or has one twice.
     KeyInputError
         If a column can never equal its key.
+    StreamSchemaError
+        If a batch is not a record batch, has another schema than the first, or a column that Arrow cannot take rows
+        from.
     """
-    whole = list(batches)
+    whole = list(of_one_schema(batches))
     if not whole:
         return
-    rows = pa.Table.from_batches(whole).combine_chunks()
+    rows = pa.Table.from_batches(whole)
     duplicates.check(rows.schema)
+    if not any(pa.types.is_dictionary(kind) for column in rows.schema for kind in types_within(column.type)):
+        rows = rows.combine_chunks()
     keys = duplicates.conform_key(rows)
     usable = np.flatnonzero(np.logical_and.reduce([np.asarray(key.values.is_valid()) for key in keys]))
     columns = [key.values.take(pa.array(usable)) for key in keys]
@@ -199,29 +229,14 @@ def _first_of_each(
     candidates = usable[repeated]
     if not len(candidates):
         return usable
-    some = rows.take(pa.array(candidates))
-    others = sorted(name for name in some.column_names if name not in duplicates.order_by)
-    criteria = [part for name in (*duplicates.order_by, *others) for part in _sortable(some.column(name))]
+    some = pa.array(candidates)
+    others = sorted(name for name in rows.column_names if name not in duplicates.order_by)
+    criteria = [
+        part for name in (*duplicates.order_by, *others) for part in sortable(as_array(rows.column(name)).take(some))
+    ]
     order = sort_rows([pa.array(ranks[repeated]), *criteria])
     starts = starts_of_runs([pa.array(ranks[repeated][order])])
     return np.concatenate([usable[~repeated], candidates[order[starts]]])
-
-
-def _sortable(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return columns with the same sort order, of which only equal rows tie: 0.0 and -0.0 differ.
-
-    A nested column becomes text: only repeated keys get here.
-    """
-    array = column.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_struct(array.type):
-        return [array.is_null(), *(part for child in array.flatten() for part in _sortable(pa.chunked_array([child])))]
-    if pa.types.is_nested(array.type):
-        return [pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())]
-    if pa.types.is_floating(array.type):
-        return [array.cast(pa.float64()), pa.array(np.signbit(array.fill_null(0)))]
-    return [array]
 
 
 def _loaded(

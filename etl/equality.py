@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl.errors import DeclarationError
-from headrace.storage.format import as_array, at_scale, coerce, stored_type
+from headrace.etl.special import as_names
+from headrace.storage.format import as_array, at_scale, coerce, decoded, stored_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class KeyRule:
     convert: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "normalise", tuple(self.normalise))
+        object.__setattr__(self, "normalise", as_names(self.normalise))
         unknown = [name for name in self.normalise if name not in NORMALISATIONS]
         if unknown:
             raise DeclarationError(
@@ -231,8 +232,7 @@ def _days(text: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return one array without dictionary encoding."""
-    array = as_array(column)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return decoded(as_array(column))
 
 
 def _whole_numbers(array: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:

@@ -5,6 +5,7 @@ Contains the declaration and its checks. `surrogate` executes lookups.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl.errors import DeclarationError
-from headrace.etl.special import Special, check_target
+from headrace.etl.inputs import check_names
+from headrace.etl.special import Special, as_names, check_target
+from headrace.joins.handle import check_takeable
 
 if TYPE_CHECKING:
     from headrace.etl.dimension import Dimension
@@ -80,7 +83,12 @@ class Lookup:
                 f"lookup {self.role!r}: unknown policy {self.policy!r}; the valid ones are {', '.join(Policy)}"
             )
         object.__setattr__(self, "policy", Policy(self.policy))
-        object.__setattr__(self, "carry", tuple(self.carry))
+        object.__setattr__(self, "carry", as_names(self.carry))
+        if not isinstance(self.on, Mapping):
+            raise DeclarationError(
+                f"lookup {self.role!r}: `on` maps stream columns to natural key columns, as in {{'tail': 'tailnum'}}, "
+                f"and is not {self.on!r}"
+            )
         if sorted(self.on.values()) != sorted(self.dimension.natural_key):
             raise DeclarationError(
                 f"lookup {self.role!r} compares {', '.join(self.on.values())}, but the natural key of dimension "
@@ -95,6 +103,13 @@ class Lookup:
             raise DeclarationError(
                 f"lookup {self.role!r}: dimension {self.dimension.name!r} has no attribute {unknown[0]!r}; "
                 f"it has {', '.join(attributes) or 'none'}"
+            )
+        added = self.added_schema().names
+        twice = next((name for name in added if added.count(name) > 1), None)
+        if twice is not None:
+            raise DeclarationError(
+                f"lookup {self.role!r} adds two columns {twice!r}; carry each attribute once, and give the lookup "
+                "another role if the name of an attribute makes two columns the same"
             )
 
     @property
@@ -140,15 +155,14 @@ class Lookup:
         Raises
         ------
         DeclarationError
-            If a column is missing, or a column to be added already exists.
+            If a column is missing or there twice, or a column to be added already exists.
         KeyInputError
             If a column can never equal its key.
+        StreamSchemaError
+            If the stream has a column that Arrow cannot take rows from.
         """
-        for column in self.stream_columns:
-            if column not in stream.names:
-                raise DeclarationError(
-                    f"lookup {self.role!r}: the stream has no column {column!r}; it has {', '.join(stream.names)}"
-                )
+        check_names(stream.names, self.stream_columns, f"lookup {self.role!r}: the stream", DeclarationError)
+        check_takeable(stream)
         added = [*self.added_schema().names, *(name for name, _ in self.operator_on)]
         taken = [name for name in added if name in stream.names]
         if taken:

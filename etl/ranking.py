@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from headrace.storage.format import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["key_text", "occurs_in", "rank_rows", "sort_rows", "starts_of_runs"]
+__all__ = ["key_text", "occurs_in", "rank_rows", "sort_rows", "sortable", "starts_of_runs"]
+
+
+_GREATEST: Final = np.int64(2**63 - 1)
+_INTERVAL_NBYTES: Final = 16
 
 
 def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np.int64], int]:
@@ -22,7 +28,7 @@ def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np
     Parameters
     ----------
     columns
-        Key columns without nulls, most significant first.
+        Key columns, most significant first; null equals null, and comes last.
 
     Examples
     --------
@@ -62,14 +68,61 @@ def sort_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.int64
     return np.asarray(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])).astype(np.int64)
 
 
+def sortable(array: pa.Array) -> list[pa.Array]:
+    """Return columns with the same sort order, of which only equal rows tie: -0.0 and 0.0 differ, all NaN are equal.
+
+    Examples
+    --------
+    >>> sort_rows(sortable(pa.array([[2, 1], None, [2], [10]]))).tolist()
+    [2, 0, 3, 1]
+    """
+    if isinstance(array.type, pa.BaseExtensionType):
+        return sortable(array.storage)
+    if pa.types.is_dictionary(array.type):
+        return sortable(decoded(array))
+    if pa.types.is_struct(array.type):
+        return [array.is_null(), *(part for child in array.flatten() for part in sortable(child))]
+    return [_sortable_values(array)]
+
+
+def _sortable_values(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_map(kind):
+        array = array.cast(pa.list_(pa.struct({"key": kind.key_type, "value": kind.item_type})))
+    if pa.types.is_nested(kind):
+        return _ranks_of_values(array)
+    if pa.types.is_interval(kind):
+        return array.view(pa.binary(_INTERVAL_NBYTES))
+    return _float_words(array) if pa.types.is_floating(kind) else array
+
+
+def _ranks_of_values(lists: pa.Array) -> pa.Array:
+    """Return lists as bytes with the same sort order: the ranks of their values, as fixed numbers of digits."""
+    values = pc.list_flatten(lists)
+    ranks = rank_rows(sortable(values))[0] if len(values) else np.zeros(0, dtype=np.int64)
+    lengths = np.asarray(pc.list_value_length(lists).fill_null(0), dtype=np.int64)
+    offsets = pa.py_buffer(np.concatenate([[0], np.cumsum(lengths)]) * ranks.itemsize)
+    digits = pa.py_buffer(ranks.astype(">i8"))
+    plain = pa.Array.from_buffers(pa.large_binary(), len(lists), [None, offsets, digits])
+    return pc.if_else(lists.is_valid(), plain, pa.scalar(None, plain.type))
+
+
+def _float_words(array: pa.Array) -> pa.Array:
+    """Return floats as integers in their order; all NaN are one integer."""
+    values = np.asarray(array.cast(pa.float64()).fill_null(0.0))
+    bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
+    return pa.array(np.where(bits < 0, bits ^ _GREATEST, bits), mask=np.asarray(array.is_null()))
+
+
 def starts_of_runs(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.bool_]:
-    """Return true where a row differs from the previous row in any column, and for the first row."""
+    """Return true where a row differs from the previous row in any column, and for the first row; null equals null."""
     rows = len(columns[0])
     starts = np.zeros(rows, dtype=bool)
     starts[:1] = True
     for column in columns:
-        differs: Any = pc.not_equal(column.slice(1), column.slice(0, max(rows - 1, 0)))
-        starts[1:] |= np.asarray(pc.fill_null(differs, fill_value=True), dtype=bool)
+        this, previous = column.slice(1), column.slice(0, max(rows - 1, 0))
+        differs: Any = pc.fill_null(pc.not_equal(this, previous), fill_value=False)
+        starts[1:] |= np.asarray(pc.or_(differs, pc.xor(this.is_null(), previous.is_null())), dtype=bool)
     return starts
 
 
@@ -83,8 +136,7 @@ def key_text(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
 
 def _text(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     plain = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_dictionary(plain.type):
-        plain = plain.dictionary_decode()
+    plain = decoded(plain)
     binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     return (
         _hexadecimal(plain.cast(pa.binary())) if any(test(plain.type) for test in binary) else plain.cast(pa.string())

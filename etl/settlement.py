@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
+from headrace.etl.errors import DeclarationError
+from headrace.etl.inputs import check_names
 from headrace.etl.outcomes import Outcome, OutcomeCounts, most_severe, outcome_text, tally
 from headrace.etl.ranking import key_text
 
@@ -103,7 +105,13 @@ def settle(
     ------
     ConservationError
         If rows were lost or added.
+    DeclarationError
+        If the batch lacks a column of a lookup, or has it twice.
     """
+    for lookup in lookups:
+        names = [*lookup.stream_columns, *lookup.added_schema().names]
+        where = f"lookup {lookup.role!r}: the batch to settle"
+        check_names(batch.schema.names, names, where, DeclarationError)
     severity = row_severity(batch, lookups)
     action = duplicates.action if duplicates is not None else DuplicateAction.FLAG
     rejected = severity == Outcome.REJECTED.severity
@@ -113,8 +121,8 @@ def settle(
     loaded = ~(rejected | routed | dropped)
     inner = {name for look in lookups for name in (look.outcome_column, look.reason_column)} | {DUPLICATE_COLUMN}
     added = {name for lookup in lookups for name in lookup.added_schema().names} | inner
-    facts = batch.select([name for name in batch.schema.names if name not in inner])
-    stream = batch.select([name for name in batch.schema.names if name not in added])
+    facts = batch.select([at for at, name in enumerate(batch.schema.names) if name not in inner])
+    stream = batch.select([at for at, name in enumerate(batch.schema.names) if name not in added])
     outcome = outcome_text(severity)
     return Settled(
         loaded=_those(facts.append_column(OUTCOME_COLUMN, outcome), loaded),

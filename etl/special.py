@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.etl.errors import DeclarationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
 
-__all__ = ["REJECT", "Special", "SpecialMembers", "check_target", "exact_scalar", "member_of"]
+__all__ = ["REJECT", "Special", "SpecialMembers", "as_names", "check_target", "exact_scalar", "member_of"]
 
 REJECT: Final = "reject"
 
@@ -76,6 +76,11 @@ class SpecialMembers:
                     raise DeclarationError(
                         f"{where}: {value!r} of member {member.text!r} does not fit {name!r}: {error}"
                     ) from error
+
+
+def as_names(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one or several names as a tuple."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def exact_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:

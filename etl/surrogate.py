@@ -23,6 +23,7 @@ that wait for their key are held in memory until the input ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -31,11 +32,12 @@ import pyarrow.compute as pc
 
 from headrace.etl.dimension import UNKNOWN_KEY, with_spellings
 from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
+from headrace.etl.inputs import check_names, of_one_schema
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
 from headrace.etl.ranking import key_text, rank_rows, sort_rows
 from headrace.etl.special import Special, member_of
-from headrace.storage.format import is_bytes
+from headrace.storage.format import as_array, is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,6 +86,9 @@ class KeyAllocator:
     shard: int = 0
 
     def __post_init__(self) -> None:
+        numbers = self.base, self.shards, self.shard
+        if not all(isinstance(number, Integral) for number in numbers):
+            raise DeclarationError(f"base, shards and shard of a KeyAllocator are whole numbers, not {numbers}")
         if self.base < 0 or not 0 <= self.shard < self.shards:
             raise DeclarationError(f"no such shard: {self.shard} of {self.shards} above key {self.base}")
 
@@ -142,6 +147,9 @@ def resolve(
         If a column is missing or already exists, or an inferring lookup has no allocator.
     KeyInputError
         If a column can never equal its key.
+    StreamSchemaError
+        If a batch is not a record batch, has another schema than the first, or a column that Arrow cannot take rows
+        from.
     MissingMembersError
         For the policy ``fail``, after the input has been read.
     """
@@ -172,11 +180,11 @@ class _Resolution:
         self._balance = 0
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema: pa.Schema | None = None
-        for batch in batches:
-            if batch.schema != schema:
+        first = True
+        for batch in of_one_schema(batches):
+            if first:
                 self._lookup.check(batch.schema)
-                schema = batch.schema
+                first = False
             self._balance += batch.num_rows
             yield from self._counted(self._push(batch))
         yield from self._counted(self._joined(self._operator.flush()))
@@ -353,16 +361,28 @@ def new_members(
         Base of the allocator. Members with keys up to the base are already in the dimension.
     order
         Columns of the output; the least row by them gives a member its spelling, if the dimension keeps spellings.
+
+    Raises
+    ------
+    DeclarationError
+        If the batches lack a column, or have one twice.
+    StreamSchemaError
+        If a batch is not a record batch, or has another schema than the first.
     """
     natural = lookup.dimension.natural_key
     columns = [lookup.key_column, *lookup.stream_columns, *order]
+    batches = list(of_one_schema(batches))
+    for batch in batches[:1]:
+        where = f"lookup {lookup.role!r}: the output of `resolve`"
+        check_names(batch.schema.names, [*columns, lookup.outcome_column], where, DeclarationError)
     wanted = str(Outcome.INFERRED)
     inferred = [
         batch.filter(pc.equal(batch.column(lookup.outcome_column), wanted)).select(columns) for batch in batches
     ]
     if not inferred:
         return lookup.dimension.table_schema.empty_table()
-    table = pa.Table.from_batches(inferred)
+    whole = pa.Table.from_batches(inferred)
+    table = pa.Table.from_arrays([as_array(column) for column in whole.columns], names=whole.column_names)
     table = table.filter(pc.greater(table.column(0), base))
     if order:
         table = table.sort_by([(name, "ascending") for name in order])

@@ -21,6 +21,7 @@ from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.protocol import Output, Progress, WorkQueue
 from headrace.joins.stats import JoinStats, MemoryUse
 from headrace.storage.errors import InputError
+from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,5 +231,6 @@ def check_takeable(stream: pa.Schema) -> None:
             pa.array([], field.type).take(pa.array([], pa.int32()))
         except pa.ArrowNotImplementedError as error:
             raise StreamSchemaError(
-                f"column {field.name!r} has type {field.type}, from which Arrow cannot take rows; cast it first"
+                f"column {field.name!r} has type {field.type}, from which Arrow cannot take rows; convert it to "
+                f"{stored_type(field.type) or 'another type'}, or leave it out"
             ) from error

@@ -27,6 +27,7 @@ from headrace.etl.errors import ConservationError, DeclarationError
 from headrace.etl.history.declaration import AT
 from headrace.etl.history.inferring import bounds_of_all_times, special_versions
 from headrace.etl.history.instants import to_instants
+from headrace.etl.inputs import of_one_schema
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
 from headrace.etl.special import Special, SpecialMembers, check_target, member_of
@@ -296,7 +297,7 @@ class _AsOf:
         found = resolve(
             self._lookup.current,
             self._operators.current,
-            self._timed(batches),
+            self._timed(of_one_schema(batches)),
             self._allocator,
             visible_to=self._visible_to,
             own=self._own,

@@ -22,7 +22,7 @@ from headrace.etl.history.instants import are_exact, instant_of, ticks_of, to_in
 from headrace.etl.history.values import canonical, single
 from headrace.etl.surrogate import MAX_KEY_BYTES, key_bytes
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format import as_floats, coerce
+from headrace.storage.format import as_array, as_floats, coerce, decoded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -171,8 +171,7 @@ class _Reader:
         return listed
 
     def _column(self, name: str) -> pa.Array:
-        column = single(self._changes.column(name))
-        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return decoded(as_array(self._changes.column(name)))
 
     def _reject(self, which: NDArray[np.bool_], cause: str) -> None:
         if which.any():

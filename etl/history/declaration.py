@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 
 from headrace.etl.errors import DeclarationError
-from headrace.etl.special import SpecialMembers
+from headrace.etl.special import SpecialMembers, as_names
 from headrace.storage.format import scale_of, stored_type
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ class History:
 
     def __post_init__(self) -> None:
         for name in ("upserts", "deletes", "type_0", "type_1", "type_1_current", "audit"):
-            object.__setattr__(self, name, _tuple(getattr(self, name)))
+            object.__setattr__(self, name, as_names(getattr(self, name)))
         named = [*self.type_0, *self.type_1, *self.type_1_current, *self.audit]
         if self.type_2 is None:
             rest = tuple(name for name in self.dimension.attributes.names if name not in named)
             object.__setattr__(self, "type_2", rest)
         else:
-            object.__setattr__(self, "type_2", _tuple(self.type_2))
+            object.__setattr__(self, "type_2", as_names(self.type_2))
         _check_attributes(self, [*named, *self.versioned])
         _check_columns(self)
         _check_times(self)
@@ -224,10 +224,6 @@ class History:
 
     def _spelled_fields(self) -> list[pa.Field]:
         return [pa.field(column, pa.string()) for column in self.spelled.values()]
-
-
-def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _check_attributes(history: History, named: list[str]) -> None:

@@ -8,7 +8,16 @@ from headrace.storage.format._byte_kernels import I64, compare_bytes, copy_bytes
 from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 from headrace.storage.format.bounds import extreme, high_bound, low_bound, scale_of
 from headrace.storage.format.coercion import Coerced, as_floats, at_scale, coerce, plain
-from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type, validity, view_of
+from headrace.storage.format.columns import (
+    as_array,
+    decoded,
+    fixed_type,
+    is_bytes,
+    null_mask,
+    stored_type,
+    validity,
+    view_of,
+)
 from headrace.storage.format.constants import (
     DIRECTORY_ENTRY,
     HEADER,
@@ -58,6 +67,7 @@ __all__ = [
     "concat_batches",
     "copy_bytes",
     "damaged_copies",
+    "decoded",
     "extreme",
     "fixed_type",
     "high_bound",

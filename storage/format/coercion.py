@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.storage.errors import KeyInputError, SchemaError
-from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type
+from headrace.storage.format.columns import as_array, decoded, fixed_type, is_bytes, null_mask, stored_type
 
 __all__ = ["Coerced", "as_floats", "at_scale", "coerce", "conform", "plain", "shown", "whole_range"]
 
@@ -61,8 +61,7 @@ def coerce(column: pa.Array | pa.ChunkedArray, target: pa.DataType, name: str) -
     array = as_array(column)
     if array.type == target and array.null_count == 0:
         return array, None
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if pa.types.is_null(array.type):
         return _zeros(len(array), target), np.zeros(len(array), dtype=np.bool_)
     dtype = stored_type(array.type)
@@ -100,8 +99,7 @@ def plain(column: pa.Array | pa.ChunkedArray, dtype: pa.DataType) -> pa.Array:
     array = as_array(column)
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if array.type == dtype:
         return array
     if pa.types.is_null(array.type):

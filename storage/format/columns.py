@@ -24,6 +24,7 @@ __all__ = [
     "FixedType",
     "as_array",
     "bytes_of",
+    "decoded",
     "fixed_to_array",
     "fixed_type",
     "fixed_values",
@@ -149,9 +150,23 @@ def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+        empty = decoded(pa.nulls(0, column.type))
+        column = pa.chunked_array([decoded(chunk) for chunk in column.chunks], empty.type)
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """Return an array without dictionary encoding.
+
+    Arrow cannot decode dictionaries of views, so these become plain text or binary.
+    """
+    if not pa.types.is_dictionary(array.type):
+        return array
+    kind = array.type.value_type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(stored_type(kind)))
+    return array.dictionary_decode()
 
 
 class _Memory:

@@ -1,5 +1,7 @@
+import re
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.etl import DUPLICATE_COLUMN, Duplicates, KeyRule, mark_duplicates
 from headrace.etl.errors import DeclarationError
+from headrace.joins.errors import StreamSchemaError
 from headrace.storage.errors import KeyInputError
 
 SCHEMA = pa.schema({"a": pa.string(), "b": pa.int64(), "seen": pa.int64(), "more": pa.list_(pa.int64())})
@@ -113,7 +116,9 @@ def test_no_input_gives_no_output():
         ({"key": KEY, "rules": {"c": KeyRule()}}, "no key column 'c'"),
         ({"key": KEY, "rules": {"b": KeyRule(("trim",))}}, "applies to text only"),
         ({"key": pa.schema({"f": pa.float64()})}, "cannot be a key"),
-        ({"key": pa.schema({"f": pa.list_(pa.int64())})}, "cannot be a key"),
+        ({"key": pa.schema({"f": pa.list_(pa.int64())})}, "cannot be a key; use an integer"),
+        ({"key": pa.schema([("k", pa.int64()), ("k", pa.int64())])}, "2 columns 'k'"),
+        ({"key": pa.schema({"_loaded_by": pa.int64()})}, "rename the key column"),
     ],
 )
 def test_a_wrong_declaration_says_what_is_valid(arguments, message):
@@ -140,3 +145,105 @@ def test_rows_that_differ_in_the_sign_of_zero_are_kept_whatever_their_order():
     assert sorted(marked(duplicates, batches(rows, schema=schema))) == sorted(
         marked(duplicates, batches(rows[::-1], schema=schema))
     )
+
+
+FAR = pa.timestamp("s")
+UUIDS = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16, b"b" * 16, None], pa.binary(16)))
+NAN = float("nan")
+IN_ORDER = {
+    "far times": pa.array([-(2**62), 2**62, None], FAR),
+    "lists of far times": pa.array([[-(2**62)], [2**62], None], pa.list_(FAR)),
+    "structs of far times": pa.array([{"t": -(2**62)}, {"t": 2**62}, {"t": None}, None], pa.struct({"t": FAR})),
+    "lists by their values": pa.array([[], [2], [2, 1], [2, None], [10], None]),
+    "lists of lists": pa.array([[[1]], [[1], [0]], [[1, 0]], None]),
+    "lists of fixed size": pa.array([[1, 3], [2, 0], None], pa.list_(pa.int64(), 2)),
+    "maps": pa.array([[(1, 2)], [(1, 3)], [(2, 0)], None], pa.map_(pa.int64(), pa.int64())),
+    "floats": pa.array([-1.5, -0.0, 0.0, 2.0, NAN, None], from_pandas=False),
+    "lists of floats": pa.array([[-0.0], [0.0], [NAN], [NAN, 1.0], None]),
+    "dictionaries": pa.array(["a", "b", None]).dictionary_encode(),
+    "uuids": UUIDS,
+    "intervals": pa.array([pa.MonthDayNano([1, 2, 3]), pa.MonthDayNano([1, 2, 4]), None]),
+    "nulls": pa.nulls(1),
+}
+
+
+@pytest.mark.parametrize("values", IN_ORDER.values(), ids=IN_ORDER)
+@pytest.mark.parametrize("order_by", [("x",), ()], ids=["declared", "by name"])
+def test_the_least_row_is_kept_whatever_the_type(rng, values, order_by):
+    """Each value comes twice, with the numbers 0 and 1, which decide if the values are equal."""
+    duplicates = Duplicates(pa.schema({"k": pa.int64()}), order_by=order_by)
+    for first in range(len(values)):
+        places = np.concatenate([rng.permutation(np.arange(first, len(values)))] * 2)
+        rows = pa.record_batch(
+            {
+                "k": pa.array([7] * len(places)),
+                "x": values.take(pa.array(places)),
+                "zz": pa.array(np.repeat([1, 0], len(places) // 2)),
+            }
+        )
+        out = pa.Table.from_batches(mark_duplicates(duplicates, [rows.slice(0, 1), rows.slice(1)]))
+        (kept,) = np.flatnonzero(out[DUPLICATE_COLUMN].is_null())
+        assert (places[kept], out["zz"][int(kept)].as_py()) == (first, 0)
+
+
+def test_dictionaries_that_do_not_fit_into_one_are_left_as_they_are():
+    kind = pa.dictionary(pa.int8(), pa.string())
+    texts = [[str(number) for number in range(start, start + 100)] for start in (0, 100)]
+    given_batches = [pa.record_batch({"k": list(range(100)), "x": pa.array(t).cast(kind)}) for t in texts]
+    out = list(mark_duplicates(Duplicates(pa.schema({"k": pa.int64()})), given_batches))
+    marks = [mark for batch in out for mark in batch.column(DUPLICATE_COLUMN).to_pylist()]
+    assert [text for batch in out for text in batch.column("x").to_pylist()] == texts[0] + texts[1]
+    # By text, "100" comes before "2" and behind "0" and "1".
+    assert [number for number, mark in enumerate(marks[:100]) if mark is None] == [
+        number for number in range(100) if str(number) < str(number + 100)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (pa.string_view(), pa.string()),
+        (pa.binary_view(), pa.binary()),
+        (pa.dictionary(pa.int32(), pa.timestamp("s")), pa.timestamp("s")),
+        (pa.struct({"s": pa.string_view()}), None),
+    ],
+    ids=str,
+)
+def test_types_that_arrow_cannot_take_rows_from_are_refused_with_what_helps(kind, remedy):
+    duplicates = Duplicates(pa.schema({"k": pa.int64()}))
+    schema = pa.schema({"k": pa.int64(), "x": kind})
+    with pytest.raises(
+        StreamSchemaError, match=rf"'x' has .* {re.escape(str(remedy or 'another'))}.*, or leave"
+    ):
+        list(mark_duplicates(duplicates, [pa.record_batch([pa.array([1]), pa.nulls(1, kind)], schema=schema)]))
+    if remedy is not None:
+        rows = pa.record_batch({"k": [1, 1], "x": pa.nulls(2, kind).cast(remedy)})
+        assert len(marked(duplicates, [rows])) == 2
+
+
+def test_batches_of_several_schemas_are_refused_with_both():
+    rows = [pa.record_batch({"k": [1]}), pa.record_batch({"k": pa.array([1], pa.int32())})]
+    with pytest.raises(StreamSchemaError, match="the first had k: int64, this one has k: int32"):
+        list(mark_duplicates(Duplicates(pa.schema({"k": pa.int64()})), rows))
+    with pytest.raises(StreamSchemaError, match="to_batches"):
+        list(mark_duplicates(Duplicates(pa.schema({"k": pa.int64()})), pa.table({"k": [1]})))
+
+
+@pytest.mark.parametrize("name", ["k", "x"])
+def test_a_column_that_is_there_twice_is_refused(name):
+    columns = {"k": [1, 1], "x": [1, 2]}
+    names = [*columns, name]
+    rows = pa.RecordBatch.from_arrays([pa.array(columns[n]) for n in names], names=names)
+    with pytest.raises(DeclarationError, match=f"2 columns '{name}'; rename"):
+        list(mark_duplicates(Duplicates(pa.schema({"k": pa.int64()})), [rows]))
+
+
+@pytest.mark.parametrize("use", [lambda d, rows: d.loaded_keys(rows, 1), lambda d, rows: d.shard_of(rows, 2)])
+def test_rows_without_the_key_are_refused_wherever_they_come(use):
+    with pytest.raises(DeclarationError, match="no column 'a'; it has b"):
+        use(Duplicates(KEY), pa.table({"b": [1]}))
+
+
+def test_one_name_is_as_good_as_a_tuple_of_one():
+    duplicates = Duplicates(KEY, order_by="seen", rules={"a": KeyRule("trim")})
+    assert (duplicates.order_by, duplicates.rules["a"].normalise) == (("seen",), ("trim",))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.etl import Dimension, KeyAllocator, KeyRule, Lookup, new_members, number_members, resolve
 from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
+from headrace.joins.errors import StreamSchemaError
 from headrace.storage.errors import KeyInputError
 
 AIRPORT = Dimension(
@@ -228,6 +229,7 @@ def test_no_input_gives_no_output_and_no_members(dict_join):
         ({"on": {"code": "kode"}}, "name each column once"),
         ({"on": {"code": "code"}, "policy": "ignore"}, "infer, unknown, reject, fail"),
         ({"on": {"code": "code"}, "carry": ("name",)}, "no attribute 'name'"),
+        ({"on": [("code", "code")]}, "`on` maps stream columns"),
     ],
 )
 def test_a_wrong_declaration_says_what_is_valid(arguments, message):
@@ -279,3 +281,63 @@ def test_null_and_unfit_keys_go_where_the_lookup_says(dict_join, target, key, ou
 def test_a_target_that_is_no_special_member_is_refused():
     with pytest.raises(DeclarationError, match="the valid ones are unknown, not_applicable, invalid, reject"):
         Lookup(AIRPORT, "from", ON, null_key="nowhere")
+
+
+@pytest.mark.parametrize(("carry", "name"), [(("name", "name"), "c_name"), ("key", "c_key"), (("outcome",), None)])
+def test_a_lookup_that_would_add_a_column_twice_is_refused(carry, name):
+    attributes = {"code": pa.string(), "name": pa.string(), "key": pa.string(), "outcome": pa.string()}
+    dimension = Dimension("code", ("code",), "code_key", pa.schema(attributes))
+    if name is None:
+        assert "c_outcome" in Lookup(dimension, "c", {"code": "code"}, carry=carry).added_schema().names
+        return
+    with pytest.raises(DeclarationError, match=f"adds two columns '{name}'"):
+        Lookup(dimension, "c", {"code": "code"}, carry=carry)
+
+
+def test_batches_of_several_schemas_are_refused_even_if_none_of_their_rows_is_joined(dict_join):
+    lookup = Lookup(CODE, "c", {"code": "code"}, "infer")
+    rows = [pa.record_batch({"code": ["z"]}), pa.record_batch({"code": pa.array([None], pa.string()), "more": [1]})]
+    table = number_members(CODE, pa.table({"code": ["a"]}))
+    with pytest.raises(StreamSchemaError, match="this one has code: string, more: int64"):
+        run(dict_join, lookup, table, rows, KeyAllocator(1))
+    with pytest.raises(StreamSchemaError, match="to_batches"):
+        run(dict_join, lookup, table, pa.table({"code": ["z"]}), KeyAllocator(1))
+
+
+def test_a_column_that_arrow_cannot_take_rows_from_is_refused_with_what_helps(dict_join):
+    lookup = Lookup(CODE, "c", {"code": "code"})
+    view = pa.array(["x", "y"], pa.string_view())
+    table = number_members(CODE, pa.table({"code": ["a"]}))
+    with pytest.raises(StreamSchemaError, match=r"'x' has type string_view, .* convert it to string, or leave"):
+        run(dict_join, lookup, table, [pa.record_batch({"code": ["a", None], "x": view})])
+    out = run(dict_join, lookup, table, [pa.record_batch({"code": ["a", None], "x": view.cast(pa.string())})])
+    assert {row["x"]: row["c_key"] for batch in out for row in batch.to_pylist()} == {"x": 1, "y": -1}
+
+
+def test_a_key_column_that_is_there_twice_is_refused():
+    schema = pa.schema([("code", pa.string()), ("code", pa.string())])
+    with pytest.raises(DeclarationError, match="2 columns 'code'; rename"):
+        Lookup(CODE, "c", {"code": "code"}).check(schema)
+
+
+def test_new_members_of_dictionaries_that_do_not_fit_into_one(dict_join):
+    lookup = Lookup(CODE, "c", {"code": "code"}, "infer")
+    kind = pa.dictionary(pa.int8(), pa.string())
+    names = [f"k{number:03}" for number in range(200)]
+    batches = [codes(*names[start : start + 100]).cast(pa.schema({"code": kind})) for start in (0, 100)]
+    out = run(dict_join, lookup, number_members(CODE, pa.table({"code": ["a"]})), batches, KeyAllocator(1))
+    assert new_members(lookup, out).column("code").to_pylist() == names
+
+
+def test_new_members_of_something_else_are_refused(dict_join):
+    lookup = Lookup(CODE, "c", {"code": "code"}, "infer")
+    with pytest.raises(DeclarationError, match="output of `resolve` has no column 'c_key'; it has code"):
+        new_members(lookup, [codes("a")])
+    out = run(dict_join, lookup, number_members(CODE, pa.table({"code": ["a"]})), [codes("z")], KeyAllocator(1))
+    with pytest.raises(DeclarationError, match="no column 'seen'"):
+        new_members(lookup, out, order=("seen",))
+
+
+def test_an_allocator_takes_whole_numbers():
+    with pytest.raises(DeclarationError, match="whole numbers"):
+        KeyAllocator(1.5)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.joins.errors import StreamSchemaError
+from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +161,7 @@ class RowLayout:
                 field = schema.field(at)
                 raise StreamSchemaError(
                     f"column {field.name!r} of {side!r} has type {field.type}, which a join of streams cannot hold; "
-                    "cast it to a number, a time, text, or binary"
+                    f"cast it to {stored_type(field.type) or 'a number, a time, string, or binary'}, or leave it out"
                 )
         texts = [at for at, width in widths.items() if width is None]
         offset = 2 * _WORD
