@@ -117,9 +117,9 @@ def _finite(number: pa.Scalar, given: float) -> pa.Scalar:
     return number
 
 
-def check_target(target: str, where: str) -> None:
-    """Raise `DeclarationError` unless a target is the name of a special member or ``"reject"``."""
-    valid = [*(member.text for member in Special), REJECT]
+def check_target(target: str, where: str, also: str = "") -> None:
+    """Raise `DeclarationError` unless a target is the name of a special member, ``"reject"``, or `also`."""
+    valid = [*([also] if also else []), *(member.text for member in Special), REJECT]
     if target not in valid:
         raise DeclarationError(f"{where}: {target!r} is not a valid target; the valid ones are {', '.join(valid)}")
 

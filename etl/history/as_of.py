@@ -27,7 +27,7 @@ from headrace.etl.errors import ConservationError, DeclarationError
 from headrace.etl.history.declaration import AT
 from headrace.etl.history.inferring import bounds_of_all_times, special_versions
 from headrace.etl.history.instants import to_instants
-from headrace.etl.inputs import of_one_schema
+from headrace.etl.inputs import check_names, of_one_schema
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
 from headrace.etl.special import Special, SpecialMembers, check_target, member_of
@@ -120,13 +120,16 @@ class AsOfLookup:
     def __post_init__(self) -> None:
         object.__setattr__(self, "carry", (self.carry,) if isinstance(self.carry, str) else tuple(self.carry))
         where = f"lookup {self.role!r}"
-        targets = [self.null_key]
-        targets += [self.unfit_key] if self.unfit_key is not None else []
-        targets += [self.before_first] if self.before_first != FIRST else []
-        targets += [self.null_time] if self.null_time != CURRENT else []
+        twice = next((name for name in self.carry if self.carry.count(name) > 1), None)
+        if twice is not None:
+            raise DeclarationError(f"{where} carries {twice!r} twice; carry each column once")
+        targets = [(self.null_key, ""), (self.before_first, FIRST), (self.null_time, CURRENT)]
+        targets += [(self.unfit_key, "")] if self.unfit_key is not None else []
         present = self.history.special.present
-        for target in targets:
-            check_target(target, where)
+        for target, also in targets:
+            if target == also:
+                continue
+            check_target(target, where, also)
             member = member_of(target)
             if member is not None and member not in present:
                 raise DeclarationError(
@@ -203,10 +206,8 @@ class AsOfLookup:
 
     def check(self, stream: pa.Schema) -> None:
         """Raise unless this lookup can run over a stream; see `Lookup.check`."""
-        if self.event_time is not None and self.event_time not in stream.names:
-            raise DeclarationError(
-                f"lookup {self.role!r}: the stream has no column {self.event_time!r}; it has {', '.join(stream.names)}"
-            )
+        if self.event_time is not None:
+            check_names(stream.names, [self.event_time], f"lookup {self.role!r}: the stream", DeclarationError)
         if self.time_column in stream.names:
             raise DeclarationError(f"lookup {self.role!r} adds a column {self.time_column!r}; rename the stream's")
         if self.event_time is not None:

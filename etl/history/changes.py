@@ -20,6 +20,7 @@ from headrace.etl.errors import DeclarationError
 from headrace.etl.history.declaration import AT, BEGINNING, SEQUENCE
 from headrace.etl.history.instants import are_exact, instant_of, ticks_of, to_instants
 from headrace.etl.history.values import canonical, single
+from headrace.etl.inputs import check_names
 from headrace.etl.surrogate import MAX_KEY_BYTES, key_bytes
 from headrace.storage.errors import KeyInputError
 from headrace.storage.format import as_array, as_floats, coerce, decoded
@@ -123,6 +124,8 @@ def _check_names(history: History, given: pa.Schema) -> None:
             f"changes of dimension {history.dimension.name!r} lack column {missing[0]!r}; a change is a full row, and "
             f"these have {', '.join(given.names)}"
         )
+    there = [name for name in {*wanted, *history.dimension.attributes.names, history.partial} if name in given.names]
+    check_names(given.names, there, f"dimension {history.dimension.name!r}: the table of changes", DeclarationError)
 
 
 class _Reader:

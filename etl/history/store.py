@@ -478,7 +478,10 @@ def resolved(
         Allocator of surrogate keys for inferred members; None if the lookup infers none.
     """
     position = "_position"
-    table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+    table = facts if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+    if position in table.column_names:
+        raise DeclarationError(f"lookup {declared.role!r} adds a column {position!r}; rename that of the facts")
+    declared.check(table.schema)
     # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
     table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
     table = table.append_column(position, pa.array(np.arange(table.num_rows)))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from headrace.etl.errors import DeclarationError
 from headrace.etl.history.declaration import AT
 from headrace.etl.history.values import single
+from headrace.etl.inputs import check_names
 from headrace.etl.surrogate import MAX_KEY_BYTES, key_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +21,16 @@ __all__ = ["named_members", "stored_entries", "time_limits"]
 
 
 def named_members(history: History, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the natural keys that rows name, normalized, each once; null and unusable keys are left out."""
+    """Return the natural keys that rows name, normalized, each once; null and unusable keys are left out.
+
+    Raises
+    ------
+    DeclarationError
+        If a column of the natural key is missing, or there twice.
+    """
     dimension = history.dimension
+    where = f"dimension {dimension.name!r}: the table that names members"
+    check_names(rows.schema.names, dimension.natural_key, where, DeclarationError)
     keys = dimension.conform_key([single(rows.column(name)) for name in dimension.natural_key])
     usable = ~np.logical_or.reduce([key.null | key.unfit for key in keys])
     usable &= key_bytes([key.values for key in keys]) <= MAX_KEY_BYTES

@@ -212,9 +212,7 @@ def test_dictionaries_that_do_not_fit_into_one_are_left_as_they_are():
 def test_types_that_arrow_cannot_take_rows_from_are_refused_with_what_helps(kind, remedy):
     duplicates = Duplicates(pa.schema({"k": pa.int64()}))
     schema = pa.schema({"k": pa.int64(), "x": kind})
-    with pytest.raises(
-        StreamSchemaError, match=rf"'x' has .* {re.escape(str(remedy or 'another'))}.*, or leave"
-    ):
+    with pytest.raises(StreamSchemaError, match=rf"'x' has .* {re.escape(str(remedy or 'another'))}.*, or leave"):
         list(mark_duplicates(duplicates, [pa.record_batch([pa.array([1]), pa.nulls(1, kind)], schema=schema)]))
     if remedy is not None:
         rows = pa.record_batch({"k": [1, 1], "x": pa.nulls(2, kind).cast(remedy)})

@@ -234,3 +234,51 @@ def test_a_handle_goes_on_with_a_replica_that_was_built_again(dimension, tmp_pat
 def test_facts_with_columns_that_are_never_null_are_looked_up(dimension):
     schema = pa.schema([pa.field("customer", pa.int64(), nullable=False), pa.field("day", pa.date32(), nullable=False)])
     assert cities(dimension, facts((7, -5), (7, 3), (7, 12)).cast(schema)) == ["Oslo", "Oslo", "Bergen"]
+
+
+def twice(table, name):
+    """Return a table with a second column of a name."""
+    return pa.Table.from_arrays([*table.columns, table.column(name)], names=[*table.column_names, name])
+
+
+@pytest.mark.parametrize("name", ["id", "city", "since"])
+def test_changes_with_a_column_twice_or_without_a_key_are_refused(dimension, name):
+    with pytest.raises(DeclarationError, match=f"has 2 columns '{name}'; rename"):
+        dimension.apply_changes(twice(changes((7, "Oslo", 30)), name))
+    with pytest.raises(DeclarationError, match="has no column 'id'; it has city, since"):
+        dimension.apply_changes(changes((7, "Oslo", 30)).drop_columns(["id"]))
+    assert dimension.versions(special=False).num_rows == 2
+
+
+@pytest.mark.parametrize("name", ["customer", "day"])
+def test_facts_with_a_column_twice_are_refused(dimension, name):
+    with pytest.raises(DeclarationError, match=f"the stream has 2 columns '{name}'; rename"):
+        cities(dimension, twice(facts((7, 3)), name))
+
+
+def test_facts_with_the_column_of_the_input_order_are_refused(dimension):
+    table = facts((7, 3))
+    with pytest.raises(DeclarationError, match="adds a column '_position'; rename"):
+        cities(dimension, table.append_column("_position", [[1]]))
+    with pytest.raises(DeclarationError, match=r"it has customer$"):
+        cities(dimension, table.drop_columns(["day"]))
+
+
+def test_members_are_named_by_their_key_columns(dimension):
+    with pytest.raises(DeclarationError, match="has no column 'id'; it has customer"):
+        dimension.versions_of(pa.table({"customer": [7]}))
+    with pytest.raises(DeclarationError, match="has 2 columns 'id'"):
+        dimension.versions_of(twice(pa.table({"id": [7]}), "id"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"carry": ("city", "city")}, "carries 'city' twice"),
+        ({"before_first": "never"}, "the valid ones are first, unknown"),
+        ({"null_time": "never"}, "the valid ones are current, unknown"),
+    ],
+)
+def test_a_lookup_that_cannot_be_run_says_what_is_valid(arguments, message):
+    with pytest.raises(DeclarationError, match=message):
+        AsOfLookup(HISTORY, "buyer", {"customer": "id"}, "day", **arguments)
