@@ -193,12 +193,6 @@ class DINERAlgorithm(ReactiveAlgorithm):
                 return side
         return int(len(self.stores[1]) > len(self.stores[0]))
 
-    def _flush(self) -> None:
-        """Move a block from memory to disk; more of them if the lists of blocks need their memory."""
-        self._flush_block()
-        while self.rows_in_memory and not all(disk.reserve() for disk in self.disk):
-            self._flush_block()
-
     def _flush_block(self) -> None:
         side = self._victim()
         store, index, policy = self.stores[side], self._indexes[side], self.policies[side]
@@ -222,15 +216,8 @@ class DINERAlgorithm(ReactiveAlgorithm):
         while self.reactive.unfinished:
             yield from self.reactive.step(sum(map(len, self.disk)), self._room_for_chunk())
 
-    def _flush_all(self) -> None:
-        self.reactive.release()
-        for side in self.sides:
-            while not self.disk[side].reserve(len(cuts := self._cuts(side))) and self.rows_in_memory:
-                self._flush_block()
-            self._write_copies(side, self._keys[side], cuts)
-
-    def _cuts(self, side: int) -> list[NDArray[np.int64]]:
-        return self.policies[side].blocks(self.stores[side].rows, self._indexes[side])
+    def _order(self, side: int) -> tuple[int, FlushingPolicy, SortedIndex]:
+        return self._keys[side], self.policies[side], self._indexes[side]
 
     def _room_for_chunk(self) -> int:
         """Return the bytes of tuples that fit in memory with their index and an inner block."""

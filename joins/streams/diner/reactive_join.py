@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from headrace.joins.protocol import Output
     from headrace.joins.streams.base.operator import StreamsParameters
+    from headrace.joins.streams.diner.flushing import FlushingPolicy
+    from headrace.joins.streams.tuples.indexes import SortedIndex
     from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["OUTER_SHARE", "ReactiveAlgorithm", "ReactiveJoin"]
@@ -87,8 +89,12 @@ class ReactiveAlgorithm(StreamsAlgorithm):
         """Yield the results of arriving tuples, set join bits, and credit the flushing policies."""
 
     @abstractmethod
-    def _flush(self) -> None:
-        """Move a block, or more, from memory to disk."""
+    def _flush_block(self) -> None:
+        """Move a block from memory to disk."""
+
+    @abstractmethod
+    def _order(self, side: int) -> tuple[int, FlushingPolicy, SortedIndex]:
+        """Return the key by which the last tuples of an input are written, its flushing policy, and its entries."""
 
     # Arriving phase
 
@@ -117,6 +123,22 @@ class ReactiveAlgorithm(StreamsAlgorithm):
         self._flush()
 
     # Flushing
+
+    def _flush(self) -> None:
+        """Move a block from memory to disk; more of them if the lists of blocks need their memory."""
+        self._flush_block()
+        while self.rows_in_memory and not all(disk.reserve() for disk in self.disk):
+            self._flush_block()
+
+    def _flush_all(self) -> None:
+        """Write all tuples in memory to blocks. A store is freed at once, so that no later flush writes them again."""
+        self.reactive.release()
+        for side, store in enumerate(self.stores):
+            key, policy, index = self._order(side)
+            while not self.disk[side].reserve(len(cuts := policy.blocks(store.rows, index))) and self.rows_in_memory:
+                self._flush_block()
+            self._write_copies(side, key, cuts)
+            store.free()
 
     def _flush_slots(self, side: int, key: int, slots: NDArray[np.int64]) -> None:
         """Move tuples, sorted by a key, from memory to a block."""

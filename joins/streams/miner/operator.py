@@ -208,8 +208,7 @@ class MINERAlgorithm(ReactiveAlgorithm):
         others = all(self.ended[at] for at in self.sides if at != side)
         return others and not self.ended[side] and len(self.stores[side]) > 0
 
-    def _flush(self) -> None:
-        """Move one block from memory to disk."""
+    def _flush_block(self) -> None:
         side, key = self.victim()
         store, indexes, policies = self.stores[side], self.indexes[side], self.policies[side]
         slots = policies[key].choose(store.rows, indexes[key])
@@ -239,11 +238,8 @@ class MINERAlgorithm(ReactiveAlgorithm):
         while self.reactive.unfinished:
             yield from self.reactive.step(sum(map(len, self.disk)), self._chunk_nbytes(free // 2), fill=True)
 
-    def _flush_all(self) -> None:
-        self.reactive.release()
-        for side, store in enumerate(self.stores):
-            self._write_copies(side, 0, self.policies[side][0].blocks(store.rows, self.indexes[side][0]))
-            store.free()
+    def _order(self, side: int) -> tuple[int, FlushingPolicy, SortedIndex]:
+        return 0, self.policies[side][0], self.indexes[side][0]
 
     def _chunk_nbytes(self, memory: int) -> int:
         """Return the bytes of tuples that fit into so much memory with their indexes, whichever input they are of."""

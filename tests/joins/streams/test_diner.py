@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams import DINER, Near
+from headrace.joins.streams import DINER, MINER, Near
 from headrace.joins.streams.diner import _kernels as kernels
 from headrace.joins.streams.diner.regions import LOWER, MIDDLE, UPPER, Regions
 from headrace.joins.streams.tuples.layout import TOUCHED
@@ -312,6 +312,27 @@ def test_at_cleanup_what_is_in_memory_becomes_blocks_if_anything_was_spilled(tmp
         join.finish().drain()
         assert join.stats.rows_spilled == 0
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("operator", [DINER, MINER])
+@pytest.mark.parametrize(
+    ("memory", "block", "count"), [("600KiB", "1KiB", 9000), ("1000KiB", "2KiB", 12_000), ("1000KiB", "4KiB", 20_000)]
+)
+def test_the_list_of_the_last_blocks_takes_its_memory_from_tuples_that_are_not_in_blocks_yet(
+    tmp_path, operator, memory, block, count
+):
+    """Memory is full at the end, and the lists have no room for so many blocks. A tuple is in one of them only."""
+    rng = np.random.default_rng(0)
+    keys = {side: rng.permutation(count) for side in "ab"}
+    found = []
+    with operator({"a": SCHEMA, "b": SCHEMA}, "x", memory=memory, block=block, spill=tmp_path) as join:
+        for start in range(0, count, 200):
+            for side, given in keys.items():
+                part = np.arange(start, min(start + 200, count))
+                found += pairs(join.push(rows(part, given[part]), side=side))
+        found += pairs(join.finish())
+        assert join.stats.memory.peak <= join.stats.memory.limit
+    assert sorted(found) == list(zip(range(count), np.argsort(keys["b"])[keys["a"]].tolist(), strict=True))
 
 
 def test_stamps_are_of_a_counter_and_not_of_the_clock(tmp_path):
