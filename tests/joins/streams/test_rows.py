@@ -149,3 +149,18 @@ def test_memory_of_earlier_tuples_does_not_show_in_later_ones(rng):
     assert used.batch().equals(batch)
     assert np.shares_memory(used.records, scratch)
     assert fresh.departures.tolist() == [NEVER] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (pa.string_view(), "string,"),
+        (pa.binary_view(), "binary,"),
+        (pa.dictionary(pa.int32(), pa.int8()), "int8,"),
+        (pa.list_(pa.int8()), "a number, a time, string, or binary,"),
+    ],
+    ids=str,
+)
+def test_a_type_that_cannot_be_held_is_refused_with_the_type_that_can(kind, remedy):
+    with pytest.raises(StreamSchemaError, match=f"'v' of 'a' has type .* cast it to {remedy} or leave it out"):
+        RowLayout.of(pa.schema([("v", kind)]), [], "a")
