@@ -176,23 +176,41 @@ def _refuse_unknown(text: str, inputs: Sequence[str]) -> None:
 
 
 def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:
-    """Return the types of CSV columns that follow the columns that they are compared with."""
-    agreed: dict[str, dict[str, pa.DataType]] = {}
-    for pair in pairs:
-        for (name, column), (other, compared) in (pair, pair[::-1]):
-            found = agreed.get(name, {}).get(column, streams[name].schema.field(column).type)
-            wanted = agreed.get(other, {}).get(compared, streams[other].schema.field(compared).type)
-            kind = streams[name].kind
-            if streams[other].typeless and compared not in agreed.get(other, {}):
-                continue
-            if streams[name].typeless and column not in agreed.get(name, {}):
-                agreed.setdefault(name, {})[column] = wanted
-                continue
-            to_text = kind == "csv" and _is_text(wanted) and not _is_text(found)
-            to_float = kind != "parquet" and pa.types.is_floating(wanted) and pa.types.is_integer(found)
-            if to_text or to_float:
-                agreed.setdefault(name, {})[column] = pa.string() if to_text else pa.float64()
-    return agreed
+    """Return the types of CSV and JSON columns that follow the columns that they are compared with.
+
+    A type spreads along a chain of conditions, so the pairs are gone through until no type changes. Types change from
+    none to some, and from whole numbers to floats to text, so this ends.
+    """
+    agreed: dict[tuple[str, str], pa.DataType] = {}
+
+    def type_of(end: tuple[str, str]) -> pa.DataType | None:
+        name, column = end
+        return agreed.get(end, None if streams[name].typeless else streams[name].schema.field(column).type)
+
+    ends = [turned for pair in pairs for turned in (pair, pair[::-1])]
+    changed = True
+    while changed:
+        changed = False
+        for end, compared in ends:
+            kind = _following(type_of(end), type_of(compared), streams[end[0]].kind)
+            if kind is not None:
+                agreed[end] = kind
+                changed = True
+    types: dict[str, dict[str, pa.DataType]] = {}
+    for (name, column), kind in agreed.items():
+        types.setdefault(name, {})[column] = kind
+    return types
+
+
+def _following(found: pa.DataType | None, wanted: pa.DataType | None, kind: str) -> pa.DataType | None:
+    """Return the type that a column of a file takes to match another; None if it keeps its own. None is unknown."""
+    if found is None or wanted is None:
+        return wanted
+    if kind == "csv" and _is_text(wanted) and not _is_text(found):
+        return pa.string()
+    if kind != "parquet" and pa.types.is_floating(wanted) and pa.types.is_integer(found):
+        return pa.float64()
+    return None
 
 
 def _is_text(dtype: pa.DataType) -> bool:

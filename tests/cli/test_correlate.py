@@ -1,6 +1,7 @@
 """`headrace correlate`: the relational join of files whatever the algorithm, the order of arrival, and the output."""
 
 import datetime as dt
+import itertools
 import json
 import signal
 import subprocess
@@ -269,6 +270,27 @@ def test_operators_can_be_named_as_messages_name_them(invoke, feeds, tmp_path):
     ]
     done = invoke(*arguments, "--algorithm", "DoublePipelinedHash", "--how", "full")
     assert done.code == 0, done
+
+
+@pytest.mark.parametrize("on", ["k", "a.k=b.k,b.k=c.k", "b.k=c.k,a.k=b.k"])
+@pytest.mark.parametrize(
+    ("first", "second", "third", "found"),
+    [
+        ("7", "7", "x\n7", 1),  # whole numbers in two, text in the third
+        ("7\n8", "7\n8", "7.0\n8.5", 1),
+        ("7", "7.5\n7", "x\n7", 1),
+        ("", "7", "x\n7", 0),  # a heading alone takes a type, and then the next one
+        ("007", "7", "007", 0),
+    ],
+)
+def test_a_type_spreads_along_all_conditions(invoke, tmp_path, on, first, second, third, found):
+    files = [tmp_path / f"{name}.csv" for name in "abc"]
+    for file, values in zip(files, (first, second, third), strict=True):
+        file.write_text(f"k\n{values}\n")
+    for inputs in itertools.permutations(files):
+        outcome = invoke("correlate", *inputs, "--on", on)
+        assert outcome.code == 0, outcome.err
+        assert len(outcome.out.splitlines()) == 1 + found
 
 
 def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
