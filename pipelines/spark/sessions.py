@@ -49,13 +49,15 @@ _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 # Options for every session, whether Headrace started it or not. Spark measures an Arrow batch after each row unless its
 # size is unlimited, and the measurement dominates the run time; the row limit bounds the batch well enough. Persisted
-# frames are read once, so compression does not pay.
+# frames are read once, so compression does not pay. Many readers of Delta tables take Spark's INT96 timestamps as
+# nanoseconds, which do not reach beyond the years 1677 to 2262.
 _RUNTIME_CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.databricks.delta.snapshotPartitions": "2",
 }
 # Headrace plans stages explicitly. Adaptive execution would start several jobs for each of them.
