@@ -45,7 +45,9 @@ _COUNT: Final = "_count"
 _ORDER: Final = "_order"
 _PLACED: Final = "_placed_file"
 _TIME: Final = "_placed_time"
-_PRUNED: Final = (int, str)
+_PRUNED: Final = ("tinyint", "smallint", "int", "bigint", "string")
+"""Types of the first key column whose bounds skip files. Python's times have neither the range nor the zone of Spark's,
+so bounds of these are not collected."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,10 @@ class MergeRule:
         folded = folded.persist(StorageLevel.MEMORY_AND_DISK_DESER)
         persisted.append(folded)
         first = functions.col(quoted(self.key[0]))
-        counted = folded.agg(
-            functions.count("*"), functions.sum(_COUNT), functions.min(first), functions.max(first)
-        ).collect()[0]
-        return Folded(self, folded, counted[0], counted[1] or 0, (counted[2], counted[3]))
+        prunes = dict(rows.dtypes)[self.key[0]] in _PRUNED
+        bounds = [functions.min(first), functions.max(first)] if prunes else []
+        keys, count, *found = folded.agg(functions.count("*"), functions.sum(_COUNT), *bounds).collect()[0]
+        return Folded(self, folded, keys, count or 0, (found[0], found[1]) if keys and prunes else None)
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,14 @@ class Folded:
     keys, rows
         Number of keys, and of rows.
     bounds
-        Least and greatest value of the first key column.
+        Least and greatest value of the first key column; None if they skip no files.
     """
 
     rule: MergeRule
     frame: DataFrame
     keys: int
     rows: int
-    bounds: tuple[Any, Any]
+    bounds: tuple[Any, Any] | None
 
     def clauses(self) -> MergeClauses:
         """Return the clauses of the merge."""
@@ -189,9 +191,9 @@ class Folded:
         from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
 
         name = self.rule.key[0]
-        least, greatest = self.bounds
         on = _target(name) == _source(name)
-        if isinstance(least, _PRUNED) and not isinstance(least, bool):
+        if self.bounds is not None:
+            least, greatest = self.bounds
             on &= (_target(name) >= functions.lit(least)) & (_target(name) <= functions.lit(greatest))
         for name in self.rule.key[1:]:
             on &= _target(name) == _source(name)
@@ -252,7 +254,8 @@ def _require_unique(rule: MergeRule, table: Described) -> None:
     stored = DeltaTable.forPath(SparkSession.active(), table.path).toDF()
     counted = stored.groupBy(*map(quoted, rule.key)).agg(functions.count("*").alias(_COUNT))
     no_key = reduce(or_, (functions.col(quoted(name)).isNull() for name in rule.key))
-    found = counted.where((functions.col(_COUNT) > 1) | no_key).limit(1).collect()
+    shown_as = (functions.col(quoted(name)).cast("string").alias(name) for name in rule.key)  # Spark's zone and range
+    found = counted.where((functions.col(_COUNT) > 1) | no_key).limit(1).select(_COUNT, *shown_as).collect()
     if found:
         shown = ", ".join(f"{name} = {found[0][name]}" for name in rule.key)
         raise DeltaTableError(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -300,6 +301,56 @@ REFUSED = [
     ({"sink": {"nulls": "keep"}, **TWO_INPUTS}, "- dimension", "take account, opened of a fact from several records"),
     ({"duplicates": {"key": ["trade"]}}, "duplicates:", "duplicates and `sink.mode: merge` exclude each other"),
 ]
+
+
+@pytest.fixture
+def in_zone(monkeypatch):
+    """Return a function that sets the local time zone of this process, which has nothing to say in a run."""
+
+    def enter(zone):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield enter
+    monkeypatch.undo()
+    time.tzset()
+
+
+def merged_times(folder, texts):
+    """Merge one fact for each time, and return the facts' times."""
+    (folder / "in").mkdir()
+    document = {
+        "name": "times",
+        "source": {"format": "csv", "path": "in", "schema": {"at": "timestamp"}},
+        "sink": {"path": "w/facts", "mode": "merge", "key": ["at"]},
+    }
+    (folder / "p.yml").write_text(yaml.safe_dump(document))
+    (folder / "in/1.csv").write_text("\n".join(["at", *texts]) + "\n")
+    run(folder / "p.yml")
+    times = DeltaTable(str(folder / "w/facts")).to_pyarrow_table().column("at")
+    return sorted(each.isoformat() for each in times.to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("zone", "text"), [("Asia/Kolkata", "9999-12-31T23:59:59.999999"), ("America/New_York", "0001-01-01T00:00:00")]
+)
+def test_the_local_zone_does_not_matter_to_a_key_at_the_ends_of_time(tmp_path, in_zone, zone, text):
+    in_zone(zone)
+    assert merged_times(tmp_path, [text]) == [f"{text}+00:00"]
+
+
+def test_other_readers_find_merged_times_of_all_years(tmp_path):
+    texts = ["0001-01-01T00:00:00", "1500-01-01T00:00:00", "2024-05-01T10:00:00.000001", "9999-12-31T23:59:59.999999"]
+    assert merged_times(tmp_path, texts) == [f"{text}+00:00" for text in texts]
+
+
+def test_the_message_on_a_repeated_key_shows_its_time_in_utc(tmp_path, spark, in_zone):
+    table = tmp_path / "w/facts"
+    spark.sql(f"CREATE TABLE delta.`{table}` (at timestamp, _outcome string) USING delta")
+    spark.sql(f"INSERT INTO delta.`{table}` SELECT timestamp'9999-12-31 23:00:00', 'x' FROM range(2)")
+    in_zone("Asia/Kolkata")
+    with pytest.raises(DeltaTableError, match=r"has 2 rows with at = 9999-12-31 23:00:00, but sink.key identifies one"):
+        merged_times(tmp_path, ["2024-01-01"])
 
 
 def test_a_merge_that_makes_no_sense_is_refused_with_its_line(desk):
