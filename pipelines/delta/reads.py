@@ -1,8 +1,9 @@
 """Rows and changes of a Delta table, read without Spark, with the same values that Spark reads.
 
 There are three readers, because none reads every table exactly. Arrow's dataset reads plain tables, and Spark's INT96
-timestamps over their whole range. DataFusion's scan reads column mapping, deletion vectors and v2 checkpoints, but it
-wraps INT96 timestamps outside the years 1677 to 2262. It is not used if the statistics do not rule out such timestamps.
+timestamps over their whole range. DataFusion's scan reads column mapping, deletion vectors, v2 checkpoints and decimal
+partition columns, but it wraps INT96 timestamps outside the years 1677 to 2262. It is not used if the statistics do not
+rule out such timestamps.
 `headrace.pipelines.delta.live_files` reads local tables whose only such feature is deletion vectors.
 """
 
@@ -158,7 +159,13 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _needs_scan(table: DeltaTable) -> bool:
     features = set(table.protocol().reader_features or ())
     mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
-    return mapped or bool(features & SCANNED_FEATURES)
+    return mapped or bool(features & SCANNED_FEATURES) or _has_decimal_partitions(table)
+
+
+def _has_decimal_partitions(table: DeltaTable) -> bool:
+    """Return whether a table is partitioned by a decimal; delta-rs gives -0.50 to Arrow's dataset as `0.-50`."""
+    schema = pa.schema(table.schema().to_arrow())
+    return any(pa.types.is_decimal(schema.field(name).type) for name in table.metadata().partition_columns)
 
 
 def _refuse_far_times(table: DeltaTable, wanted: pa.Schema) -> None:
@@ -173,9 +180,9 @@ def _refuse_far_times(table: DeltaTable, wanted: pa.Schema) -> None:
         if not all(_is_near(file, inner) for file in files):
             raise DeltaTableError(
                 f"the Delta table {table.table_uri} at version {table.version()}: column {name!r} may hold timestamps "
-                "outside the years 1677 to 2262, or has no statistics, and with column mapping, deletion vectors or v2 "
-                "checkpoints those cannot be read exactly; drop that feature (ALTER TABLE ... DROP FEATURE ...), or "
-                "do not use the column"
+                "outside the years 1677 to 2262, or has no statistics, and with column mapping, deletion vectors, v2 "
+                "checkpoints or a decimal partition column those cannot be read exactly; drop that feature (ALTER "
+                "TABLE ... DROP FEATURE ...) or write the table without that partitioning, or do not use the column"
             )
 
 

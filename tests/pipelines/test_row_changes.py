@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import random
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from headrace.pipelines.delta.row_changes import (
     feed_files,
 )
 from headrace.pipelines.delta.support import describe, require_row_changes, takes_files
-from headrace.pipelines.delta.tables import CHANGE_TYPE, read_changes, read_rows
+from headrace.pipelines.delta.tables import CHANGE_TYPE, create_table, read_changes, read_rows
 from headrace.pipelines.errors import DeltaTableError, TableMovedError
 
 ENTRIES = pa.list_(pa.struct([("at", pa.date32()), ("n", pa.int64())]))
@@ -221,6 +222,24 @@ def test_far_times_are_read_exactly(tmp_path):
         str(path), DeltaTable(path), LiveFiles(str(path)), 0, RowChanges("k", np.array([2]), []), Commit("a", 1)
     )
     assert read_rows(str(path), 1, ["k", "t"]).read_all().to_pylist() == [{"k": 1, "t": times[0]}]
+
+
+def test_rows_of_decimal_partitions_are_read_exactly(tmp_path):
+    """delta-rs gives Arrow's dataset the partition -0.50 as `0.-50`."""
+    path, schema = str(tmp_path / "t"), pa.schema({"k": pa.int64(), "m": pa.decimal128(10, 2)})
+    rows = pa.table({"k": range(4), "m": [Decimal(text) for text in ("-1.50", "-0.50", "-0.01", "0.01")]}, schema)
+    create_table(path, schema, ("m",))
+    with FileWriter(FileSpec(path, schema, ("m",))) as writer:
+        writer.write(rows.to_batches()[0])
+        files = writer.close()
+    adds = [
+        {"path": file.path, "partitionValues": file.partition, "size": file.size, "modificationTime": 0,
+         "dataChange": True, "stats": file.statistics}
+        for file in files
+    ]  # fmt: skip
+    log = "\n".join(json.dumps({"add": add}) for add in adds)
+    (tmp_path / "t/_delta_log/00000000000000000001.json").write_text(log)
+    assert read_rows(path, 1, ["k", "m"]).read_all().sort_by("k") == rows
 
 
 def test_a_column_that_was_added_later_is_null(tmp_path):
