@@ -471,7 +471,7 @@ def _table_rules(
             use.label,
             field.name,
             required=table is not None and field.name in table.required and field.name not in use.never_null,
-            partition=field.name in partitions and pa.types.is_string(field.type),
+            partition=field.name in partitions and _can_be_empty(field.type),
             characters=limits.get(field.name),
         )
         if rule.required or rule.partition or rule.characters is not None:
@@ -480,6 +480,11 @@ def _table_rules(
         return
     for name, expression in table.constraints.items():
         yield ConstraintRule(use.label, name, expression, constraint_columns(expression, table.schema))
+
+
+def _can_be_empty(kind: pa.DataType) -> bool:
+    """Return whether a type has an empty value, which Delta stores as null in a partition column."""
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _key_limits(prepared: Prepared, found: Mapping[str, _Found]) -> Iterator[KeyLimit]:
@@ -496,7 +501,7 @@ def _key_limits(prepared: Prepared, found: Mapping[str, _Found]) -> Iterator[Key
             lookup.stream_columns,
             dimension.key_schema,
             dimension.rules,
-            tuple(name for name in dimension.natural_key if name in partitions),
+            tuple(each.name for each in dimension.key_schema if each.name in partitions and _can_be_empty(each.type)),
             {name: most for name, most in limits.items() if name in dimension.natural_key},
             longest,
         )

@@ -1,6 +1,6 @@
 """Rows that a table of the pipeline cannot hold: tasks find them and send them to the error table with their reasons.
 
-A NOT NULL column, the length of char(n) and varchar(n), a CHECK constraint, an empty text in a partition column (which
+A NOT NULL column, the length of char(n) and varchar(n), a CHECK constraint, an empty value in a partition column (which
 Delta stores as null) or a key too long for a replica would otherwise stop a batch, or silently change a value.
 """
 
@@ -51,7 +51,7 @@ class ColumnRule:
     required
         Whether the column is NOT NULL.
     partition
-        Whether the table is partitioned by this text column, so that it cannot be empty.
+        Whether the table is partitioned by this column of text or bytes, so that it cannot be empty.
     characters
         Maximum number of characters; None for no limit.
     """
@@ -74,7 +74,7 @@ class ColumnRule:
             yield np.asarray(values.is_null()), f"is null, but the column is NOT NULL in {self.table}"
         if self.partition:
             yield (
-                _flags(pc.equal(values, "")),
+                _flags(pc.equal(pc.binary_length(values), 0)),
                 f"is empty, which Delta stores as null, since {self.table} is partitioned by it",
             )
         if self.characters is not None:
@@ -114,7 +114,7 @@ class KeyLimit:
     rules
         Normalization by key column.
     partitions
-        Text key columns that the table is partitioned by.
+        Key columns of text or bytes that the table is partitioned by.
     characters
         Maximum number of characters of each key column that the table limits.
     limit
@@ -140,7 +140,7 @@ class KeyLimit:
         for each, column in zip(self.key, values, strict=True):
             if each.name in self.partitions:
                 yield (
-                    _flags(pc.equal(column, "")),
+                    _flags(pc.equal(pc.binary_length(column), 0)),
                     f"is an empty key, which Delta stores as null, since {self.table} is partitioned by it",
                 )
             if each.name in self.characters:

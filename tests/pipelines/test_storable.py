@@ -1,9 +1,12 @@
 """Rows that a table cannot hold are found with their reasons; CHECK constraints mean here what they mean to Spark."""
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from headrace.pipelines.batch import preparation
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, StorableStep, unstorable
 from headrace.pipelines.delta.constraints import broken, constraint_columns, unsupported_part
 from headrace.pipelines.delta.tables import DeltaHandle, create_table, remember_greatest_key
@@ -66,6 +69,27 @@ def test_each_broken_rule_is_a_cause():
     assert [[(cause["column"], cause["value"]) for cause in row] for row in causes.to_pylist()] == [
         [], [("c", ""), ("v", "-1")], [("c", None)], [("c", "long one"), ("v", None)],
     ]  # fmt: skip
+
+
+EMPTIES = pa.record_batch({"n": [1, 2], "t": ["a", ""], "x": [b"", b"a"]})
+
+
+def test_partition_columns_of_text_and_bytes_cannot_be_empty():
+    use = SimpleNamespace(label="the fact table", never_null=frozenset())
+    rules = list(preparation._table_rules(use, EMPTIES.schema, None, tuple(EMPTIES.schema.names)))
+    _, causes = unstorable(EMPTIES, rules)
+    assert [[cause["column"] for cause in row] for row in causes.to_pylist()] == [["x"], ["t"]]
+
+
+def test_a_dimension_may_be_partitioned_by_keys_of_any_type():
+    names = tuple(EMPTIES.schema.names)
+    dimension = SimpleNamespace(name="k", natural_key=names, key_schema=EMPTIES.schema, rules={})
+    lookup = SimpleNamespace(dimension=dimension, stream_columns=names)
+    prepared = SimpleNamespace(lookups={"k": lookup}, infers=lambda _role: True, duplicates=None)
+    table = SimpleNamespace(partition_columns=names, text_limits=dict)
+    mask, causes = unstorable(EMPTIES, preparation._key_limits(prepared, {"k": SimpleNamespace(table=table)}))
+    assert mask.all()
+    assert all("is an empty key" in row[0]["reason"] for row in causes.to_pylist())
 
 
 @pytest.mark.parametrize("key", [["c"], ["c", "e"]])
