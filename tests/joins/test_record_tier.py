@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
-from headrace.joins.ssij.memory.record_tier import RecordTier
+from headrace.joins.ssij.memory.record_tier import RecordTier, part_offered
 
 KEYS = 60_000
 POPULAR = 200
@@ -101,6 +101,28 @@ def test_a_stream_without_popular_keys_makes_the_tier_inactive(table):
         join.push(stream_of(rng.permutation(KEYS)[:50_000], start)).drain()
     assert join.stats.memory.records == 0
     assert join.stats.rows_recorded < 0.05 * join.stats.rows_in
+
+
+@pytest.mark.parametrize("blocks", range(1, 14))
+def test_each_row_of_a_block_is_offered_in_some_rounds_of_any_number_of_blocks(blocks):
+    offered = np.zeros(101, dtype=np.int64)
+    for choice in range(0, 400 * blocks, blocks):
+        offered[part_offered(choice, 101)] += 1
+    assert offered.min() > 80
+    assert offered.max() < 120
+
+
+@pytest.mark.parametrize("size", [5_000, 20_000])
+def test_a_warm_tier_follows_keys_that_become_popular(table, size):
+    join = SSIJ(table, on=[("s_k", "k")], memory="256KiB")
+    rng = np.random.default_rng(5)
+    for start in range(0, 800_000, size):
+        if start == 700_000:
+            before = join.stats
+        shift = 0 if start < 300_000 else KEYS // POPULAR // 2
+        join.push(stream_of(skewed(rng, size) + shift, start)).drain()
+    last = join.stats - before
+    assert last.rows_recorded > 0.75 * last.rows_in  # 0.8 of them ask for a popular key
 
 
 def test_a_stream_whose_keys_lie_together_makes_the_tier_inactive(table):

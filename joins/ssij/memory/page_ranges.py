@@ -6,6 +6,7 @@ joins, and these leave all at once.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +69,10 @@ class PageRanges:
         return leaves[demand[leaves] > 0]
 
     def divide(self, leaves: NDArray[np.int32]) -> list[NDArray[np.intp]]:
-        """Return, for each range, the places of its leaves among some leaves, in the order that they have."""
+        """Return, for each range, the places of its leaves among ascending leaves, in the order that they have."""
+        if self._pages is None:
+            bounds = [0, *np.searchsorted(leaves, self._starts), len(leaves)]
+            return [np.arange(start, stop) for start, stop in pairwise(bounds)]
         ranges = self.of(leaves)
         order = np.argsort(ranges, kind="stable")
         return np.split(order, np.searchsorted(ranges[order], np.arange(1, self.count)))

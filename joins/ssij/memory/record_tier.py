@@ -2,10 +2,12 @@
 
 Popular keys are seldom neighbors, so a cached page holds one popular row among hundreds of others. Admission follows
 TinyLFU: a row found on a page that had to be read comes in if it was looked up more often recently than the least used
-row of its bucket. All counts are halved periodically. A row on a cached page needs no place as long as the page stays.
-A stream without popular keys makes the tier inactive: it releases its memory, and tries again after a pause that
-doubles each time. So does a stream whose popular keys lie together, so that the cached pages hold most of what is
-looked up, or serve so much of it that the tier saves no reads (`headrace.joins.ssij.memory.tier_trial`).
+row of its bucket. Once the tier has been offered as many rows as it holds, it is offered a quarter of them: most would
+be refused, and those that are popular come again soon. All counts are halved periodically. A row on a cached page needs
+no place as long as the page stays. A stream without popular keys makes the tier inactive: it releases its memory, and
+tries again after a pause that doubles each time. So does a stream whose popular keys lie together, so that the cached
+pages hold most of what is looked up, or serve so much of it that the tier saves no reads
+(`headrace.joins.ssij.memory.tier_trial`).
 
 Only tables whose key is one word and unique can have a record tier, and only for result columns of one word each.
 """
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.storage.format import Keys
     from headrace.storage.tree import Snapshot
 
-__all__ = ["RecordMatches", "RecordTier"]
+__all__ = ["RecordMatches", "RecordTier", "part_offered"]
 
 _WORD = 8
 _BUCKETS_PER_LINE = 2  # buckets per line of the sketch: four to five counters for each slot
@@ -46,6 +48,8 @@ _PAUSE_SHARE = 8  # a pause lasts for so many times the tuples of the trial befo
 _PAGES_SUFFICE = 0.6  # share of the tuples not found here whose page is cached
 _PAGES_COMPETE = 0.05  # the same, where pages without the tier may serve as much as the tier
 _WORTH_A_THREAD = 4096  # fewer rows are admitted before a thread has woken up
+_OFFERED_SHARE = 4  # a warm tier is offered one in so many rows, since most of them it would refuse
+_GOLDEN = 0.5 * (5**0.5 - 1)  # the golden ratio
 _ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
@@ -91,7 +95,7 @@ class RecordTier:
         self._trial = TierTrial()
         self._trial_tuples = 0
         self._comparing = self._proved = False
-        self._in_pages = self._cached = 0
+        self._in_pages = self._cached = self._choices = 0
         self._drop()
 
     @staticmethod
@@ -217,16 +221,17 @@ class RecordTier:
         """Begin to admit rows that `headrace.storage.leaf.decode.search` has found and that are used often enough.
 
         Threads divide the buckets. The function returned does what they have not yet done and waits for them. Until
-        then no one may look up rows or write to the frames.
+        then no one may look up rows or write to the frames. A popular row that is not offered will be soon.
         """
-        self._offered += len(frame)
+        self._choices += 1
+        some = part_offered(self._choices, len(frame)) if self._warm else slice(None)
+        rows = frame[some], row[some], count[some], keys.prefix[some]
+        self._offered += len(rows[0])
 
         def admit(part: tuple[int, int]) -> None:
-            kernels.admit_rows(
-                frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._table, *part
-            )
+            kernels.admit_rows(frames, self._page_size, *rows, self._entries, self._table, *part)
 
-        parts = workers.threads + 1 if len(frame) >= _WORTH_A_THREAD else 1
+        parts = workers.threads + 1 if len(rows[0]) >= _WORTH_A_THREAD else 1
         bounds = [self._buckets_most * part // parts for part in range(parts + 1)]
         return workers.begin(admit, list(pairwise(bounds)))
 
@@ -269,6 +274,12 @@ class RecordTier:
         self._table = self._empty_table(0)
         self._looked = self._found = self._missed = self._offered = 0
         self._warm = False
+
+
+def part_offered(choice: int, rows: int) -> slice:
+    """Return which part of some rows a warm tier is offered. Successive choices have no period: no page is left out."""
+    part = int(choice * _GOLDEN % 1 * _OFFERED_SHARE)
+    return slice(rows * part // _OFFERED_SHARE, rows * (part + 1) // _OFFERED_SHARE)
 
 
 def _bucket_nbytes(columns: int) -> int:

@@ -12,6 +12,7 @@ __all__ = ["TierTrial"]
 
 _WORTH = 0.97  # share of the reads without the tier: it must save a few percent of them
 _LEAST_TUPLES = 65_536  # tuples in a measurement, which lasts for one join phase at least
+_SETTLING = 2  # join phases after a change of mode that are not measured: one of both modes, one that fills the memory
 
 
 class TierTrial:
@@ -20,9 +21,9 @@ class TierTrial:
     Examples
     --------
     >>> trial = TierTrial()
-    >>> for done, seconds in (0, 0.0), (100_000, 2.0):
+    >>> for done, seconds in (0, 0.0), (50_000, 1.5), (150_000, 3.5):
     ...     trial.phase_ends(done, seconds, active=False)
-    >>> for done, seconds in (150_000, 3.0), (250_000, 4.0):
+    >>> for done, seconds in (200_000, 4.0), (250_000, 4.6), (350_000, 5.6):
     ...     trial.phase_ends(done, seconds, active=True)
     >>> trial.without, trial.with_tier, trial.pays
     (2e-05, 1e-05, True)
@@ -32,7 +33,7 @@ class TierTrial:
         self.without: float | None = None
         self.with_tier: float | None = None
         self._began: tuple[int, float] | None = None
-        self._active = False
+        self._settling, self._active = _SETTLING, False
 
     @property
     def pays(self) -> bool | None:
@@ -42,8 +43,8 @@ class TierTrial:
         return self.with_tier <= _WORTH * self.without
 
     def restart(self, *, active: bool) -> None:
-        """Measure again in a mode that begins now. The join phase that ends next belongs to both modes."""
-        self._began, self._active = None, active
+        """Measure again in a mode that begins now."""
+        self._began, self._settling, self._active = None, _SETTLING, active
         if active:
             self.with_tier = None
         else:
@@ -61,8 +62,11 @@ class TierTrial:
         active
             Whether the tier is active and holds most of the rows that it will hold.
         """
-        if self._began is None or active != self._active:
-            self._began, self._active = (done, seconds), active
+        if active != self._active:
+            self._began, self._settling, self._active = None, _SETTLING, active
+        if self._began is None:
+            self._settling -= 1
+            self._began = None if self._settling else (done, seconds)
             return
         tuples, cost = done - self._began[0], seconds - self._began[1]
         if tuples < _LEAST_TUPLES:

@@ -22,7 +22,7 @@ average within half.
 **Continuous sweeps.** Without deadlines a sweep reads its pages for as many tuples as the memory holds. If it stops
 after each of a few ranges of pages, and goes on when arrivals have filled the room of the tuples that left, each round
 serves nearly twice as many: a tuple waits for half a round on average, so as many as the memory holds arrive in half a
-round. A sweep is continuous where its reads cost more than the waiting of tuples does. Tuples are divided by range
+round. A sweep is continuous where its reads take longer than the processor needs for them. Tuples are divided by range
 (`headrace.joins.ssij.memory.page_ranges`), so that those of a step leave together and the others are not copied.
 
 **Invariants.** Outside of a step no page is pinned, no read is in flight, and no result is staged. A tuple meets each
