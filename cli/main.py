@@ -20,6 +20,7 @@ __all__ = ["entry_point", "headrace"]
         "source": "headrace.cli.source:source",
         "errors": "headrace.cli.rejects:errors",
         "dimension": "headrace.cli.dimension:dimension",
+        "extract": "headrace.cli.extract:extract",
         "table": "headrace.cli.table:table",
         "join": "headrace.cli.join:join",
         "correlate": "headrace.cli.correlate:correlate",

@@ -12,6 +12,7 @@ from headrace.pipelines._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord, Catalog, RunRecord
     from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+    from headrace.pipelines.database.extraction import ExtractResult, extract
     from headrace.pipelines.retries import RetryResult, retry
     from headrace.pipelines.runner import RunResult, run
     from headrace.pipelines.spark.sessions import SparkSettings, session
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchRecord",
     "Catalog",
+    "ExtractResult",
     "PipelineConfig",
     "RetryResult",
     "RunRecord",
     "RunResult",
     "SparkSettings",
+    "extract",
     "load_pipeline",
     "retry",
     "run",
@@ -35,6 +38,7 @@ __getattr__ = lazy_exports(
     {
         "catalog": ("BatchRecord", "Catalog", "RunRecord"),
         "config.model": ("PipelineConfig", "load_pipeline"),
+        "database.extraction": ("ExtractResult", "extract"),
         "retries": ("RetryResult", "retry"),
         "runner": ("RunResult", "run"),
         "spark.sessions": ("SparkSettings", "session"),

@@ -13,6 +13,7 @@ __all__ = [
     "CatalogError",
     "ConservationError",
     "DeltaTableError",
+    "ExtractionError",
     "JarsUnavailableError",
     "JavaNotFoundError",
     "LeaseHeldError",
@@ -58,6 +59,10 @@ class JarsUnavailableError(SparkStartError):
 
 class CatalogError(PipelineError):
     """The run catalog cannot be opened, read or written."""
+
+
+class ExtractionError(PipelineError, InputError):
+    """A table of a source database cannot be extracted as asked. Only complete files were written."""
 
 
 class LeaseHeldError(PipelineError):

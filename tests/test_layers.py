@@ -28,6 +28,7 @@ PIPELINE_ROOMS = (
     "changes",
     "restate",
     "correlate",
+    "database",
 )
 """Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
 PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "durable", "hooks", "lease", "process_identity"}
