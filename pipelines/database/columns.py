@@ -160,7 +160,7 @@ def _listed(declared: TypeEngine[Any], listed: tuple[tuple[type, _Type], ...]) -
 
 
 def _decimal_type(declared: TypeEngine[Any], number: _Convert) -> _Type | None:
-    """Return the decimal type of a numeric column; None if Parquet has none with its digits, or it is no such column."""
+    """Return the decimal type of a numeric column; None if there is none with its digits, or it is no such column."""
     if not isinstance(declared, types.Numeric):
         return None
     digits, scale = declared.precision, declared.scale or 0

@@ -25,7 +25,7 @@ from headrace.pipelines.errors import ExtractionError
 from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy import ColumnClause, Connection, Inspector
@@ -39,6 +39,10 @@ ROWS_PER_FILE = 1_000_000
 _PARTITION_ROWS = 1_000  # rows that are in memory as Python objects
 _GROUP_BYTES = 16 << 20
 _SHOWN = 60
+_RECAST = {  # views of SQLite have no types but those of the columns of tables
+    "sqlite": "extract a table to which they are copied as another type",
+    "postgresql": "extract a view that casts them",
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class _Relation:
     schema: str | None
     columns: list[Column]
     key: list[str]  # columns of the primary key
+    nullable: frozenset[str]  # columns that are not declared NOT NULL
+    recast: str  # remedy for values whose type does not fit
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -126,8 +132,9 @@ def extract(
         with (
             _destination(Path(folder), source, relation, new_by) as destination,
             _Files(destination, relation, new_by, rows_per_file) as files,
+            contextlib.closing(_batches(connection, relation, new_by, destination.position)) as batches,
         ):
-            for rows in _batches(connection, relation, new_by, destination.position):
+            for rows in batches:
                 files.write(rows)
                 on_rows(rows.num_rows)
             return files.finish()
@@ -156,8 +163,10 @@ def _relation(
     clauses = [clause_of(each) for each in _chosen(found, table, names)]
     sql_table(_quoted(table), *clauses, schema=None if schema is None else _quoted(schema))  # they are its columns now
     columns = [column_of(each, source.backend) for each in clauses]
-    _refuse_unsupported(clauses, columns, table)
-    return _Relation(table, schema, [column for column in columns if column is not None], key)
+    recast = _RECAST[source.backend]
+    _refuse_unsupported(clauses, columns, table, recast)
+    nullable = frozenset(each["name"] for each in found if each["nullable"])
+    return _Relation(table, schema, [column for column in columns if column is not None], key, nullable, recast)
 
 
 def _quoted(name: str) -> quoted_name:
@@ -189,14 +198,16 @@ def _chosen(found: list[ReflectedColumn], table: str, names: Sequence[str] | Non
     return [there[name] for name in names]
 
 
-def _refuse_unsupported(clauses: list[ColumnClause[Any]], columns: list[Column | None], table: str) -> None:
+def _refuse_unsupported(
+    clauses: list[ColumnClause[Any]], columns: list[Column | None], table: str, recast: str
+) -> None:
     refused = [unsupported_reason(each) for each, column in zip(clauses, columns, strict=True) if column is None]
     if refused:
         kept = ",".join(_as_option(column.name) for column in columns if column is not None)
         remedy = f"leave them out with: --columns {shlex.quote(kept)}, or " if kept else ""
         raise ExtractionError(
             f"columns of table {table!r} have types that Headrace does not extract exactly: {', '.join(refused)}; "
-            f"{remedy}extract a view that casts them"
+            f"{remedy}{recast}"
         )
 
 
@@ -218,15 +229,12 @@ def _require_order(connection: Connection, relation: _Relation, new_by: str) -> 
     advice = "name a unique column whose values grow, such as an identity column, or extract without --new-by"
     if not column.ordered:
         raise ExtractionError(f"{place} has the type {column.declared}, which is not compared exactly; {advice}")
-    inspector = inspect(connection)
-    if [new_by] not in _unique_columns(inspector, relation):
+    if [new_by] not in _unique_columns(inspect(connection), relation):
         raise ExtractionError(
             f"{place} is not declared unique, so later rows with the greatest extracted value would be lost; {advice}"
         )
-    found = inspector.get_columns(relation.name, schema=relation.schema)
-    if not any(each["name"] == new_by and each["nullable"] for each in found):
-        return
-    if relation.key != [new_by] or _has_null(connection, column):  # SQLite has keys that may be null
+    is_key = relation.key == [new_by]  # a key of SQLite may hold null
+    if new_by in relation.nullable and not (is_key and not _has_null(connection, column)):
         raise ExtractionError(f"{place} may be null, so it does not order all rows; declare it NOT NULL, or {advice}")
 
 
@@ -252,7 +260,7 @@ def _has_null(connection: Connection, column: Column) -> bool:
     return found.first() is not None
 
 
-def _batches(connection: Connection, relation: _Relation, new_by: str | None, after: str | None) -> Iterator[pa.Table]:
+def _batches(connection: Connection, relation: _Relation, new_by: str | None, after: str | None) -> Generator[pa.Table]:
     """Yield the rows; those with a greater value than `after` in the order of a column, if it is given."""
     wanted = select(*(column.expression.label(f"c{at}") for at, column in enumerate(relation.columns)))
     if new_by is not None:
@@ -262,9 +270,10 @@ def _batches(connection: Connection, relation: _Relation, new_by: str | None, af
             wanted = wanted.where(column.clause > _value(after, column.dtype))
     options = {"stream_results": True, "yield_per": _PARTITION_ROWS}
     first = 1
-    for rows in connection.execute(wanted, execution_options=options).partitions():
-        yield _converted(relation, rows, first)
-        first += len(rows)
+    with connection.execute(wanted, execution_options=options) as result:
+        for rows in result.partitions():
+            yield _converted(relation, rows, first)
+            first += len(rows)
 
 
 def _converted(relation: _Relation, rows: Sequence[Any], first: int) -> pa.Table:
@@ -292,7 +301,7 @@ def _bad_value(relation: _Relation, column: Column, row: Any, number: int, reaso
     shown = f" ({', '.join(key)})" if key else ""
     return ExtractionError(
         f"table {relation.name!r}, column {column.name!r}, row {number}{shown}: {reason}; the column is "
-        f"{column.declared}: correct the value, leave the column out with --columns, or extract a view that casts it"
+        f"{column.declared}: correct such values, leave the column out with --columns, or {relation.recast}"
     )
 
 

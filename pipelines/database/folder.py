@@ -185,9 +185,8 @@ class GrowingFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # the next run removes what is left
+        with self._lock, contextlib.suppress(OSError):  # the next run removes what is left
             self._remove_remains()
-        self._lock.close()
 
     def begin(self) -> Path:
         """Return the path to write the next file to."""
