@@ -331,7 +331,7 @@ class _Files:
         self._new_by = new_by
         self._rows_per_file = rows_per_file
         self._writer: pq.ParquetWriter | None = None
-        self._in_file = self._total = 0
+        self._in_file = self._total = self._pending_bytes = 0
         self._pending: list[pa.Table] = []
         self._last: pa.Scalar | None = None
         self._names: list[str] = []
@@ -367,7 +367,8 @@ class _Files:
         self._pending.append(part)
         self._in_file += part.num_rows
         self._total += part.num_rows
-        if sum(each.nbytes for each in self._pending) >= _GROUP_BYTES:
+        self._pending_bytes += part.nbytes
+        if self._pending_bytes >= _GROUP_BYTES:
             self._flush()
         if self._new_by is not None:
             self._last = part.column(self._new_by)[-1]
@@ -385,7 +386,7 @@ class _Files:
         if self._pending:
             with writing(self._destination.folder):
                 self._writer.write_table(pa.concat_tables(self._pending))
-        self._pending = []
+        self._pending, self._pending_bytes = [], 0
 
     def _commit(self) -> None:
         self._flush()

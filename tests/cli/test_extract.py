@@ -16,7 +16,7 @@ def shop(tmp_path, monkeypatch):
     with connection:
         connection.execute("CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, since DATE, Name2 TEXT)")
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer INTEGER, paid DECIMAL(8, 2))")
-        connection.execute("CREATE TABLE nothing (id INTEGER PRIMARY KEY, a TEXT)")
+        connection.execute("CREATE TABLE no_rows (id INTEGER PRIMARY KEY, a TEXT)")
         customers = [(1, "Ada", "1843-01-01", None), (2, "Bob\0", None, "x")]
         connection.executemany("INSERT INTO customer VALUES (?, ?, ?, ?)", customers)
         connection.executemany("INSERT INTO orders VALUES (?, ?, ?)", [(10, 2, 0.1), (11, 1, 5), (12, 9, None)])
@@ -46,7 +46,7 @@ def test_tables_of_a_database_are_joined_as_sqlite_joins_them(shop, invoke, tmp_
 
 
 def test_the_file_of_an_empty_table_is_read(shop, invoke, tmp_path):
-    assert invoke("extract", shop, "nothing", "-o", "nothing").code == 0
+    assert invoke("extract", shop, "no_rows", "-o", "nothing").code == 0
     built = invoke("table", "build", "nothing", "--key", "id", "-o", "nothing.tbl")
     assert built.code == 0, built
     with Table.open(tmp_path / "nothing.tbl") as table:
