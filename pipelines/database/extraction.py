@@ -268,9 +268,8 @@ def _batches(connection: Connection, relation: _Relation, new_by: str | None, af
         wanted = wanted.order_by(column.clause)
         if after is not None:
             wanted = wanted.where(column.clause > _value(after, column.dtype))
-    options = {"stream_results": True, "yield_per": _PARTITION_ROWS}
     first = 1
-    with connection.execute(wanted, execution_options=options) as result:
+    with connection.execute(wanted, execution_options={"yield_per": _PARTITION_ROWS}) as result:  # a server's cursor
         for rows in result.partitions():
             yield _converted(relation, rows, first)
             first += len(rows)

@@ -394,7 +394,7 @@ def rows_of_new_files(out):
 
 
 def test_only_new_rows_are_extracted_in_order(shop):
-    shop.fill("t", "id INTEGER PRIMARY KEY, a TEXT", [(number, "x") for number in (5, 3, 9)])
+    shop.fill("t", "id INT PRIMARY KEY, a TEXT", [(number, "x") for number in (5, 3, 9)])  # stored in this order
     assert shop.extract("t", new_by="id", rows_per_file=2) == extraction.ExtractResult(
         3, ("part-000001.parquet", "part-000002.parquet"), "9"
     )

@@ -202,6 +202,7 @@ def test_a_materialized_view_and_an_empty_table(database):
     database.execute("CREATE TABLE t (a integer); CREATE MATERIALIZED VIEW m AS SELECT 1::bigint AS b")
     database.extract("m")
     assert database.read().to_pylist() == [{"b": 1}]
+    database.refuses("is not declared unique", "m", new_by="b", out=database.out.with_name("new"))
     assert database.extract("t", database.out.with_name("empty")).rows == 0
     assert database.read(database.out.with_name("empty")).schema.names == ["a"]
 
@@ -210,8 +211,8 @@ def test_a_materialized_view_and_an_empty_table(database):
     ("kind", "first", "later"),
     [
         ("bigint GENERATED ALWAYS AS IDENTITY", ["DEFAULT"] * 2, ["DEFAULT"]),
-        ("numeric(9,2)", ["1.1", "9.99"], ["10.00"]),
-        ("date", ["'2023-12-31'", "'2024-01-01'"], ["'2024-01-02'"]),
+        ("numeric(9,2)", ["9.99", "1.1"], ["10.00"]),
+        ("date", ["'2024-01-01'", "'2023-12-31'"], ["'2024-01-02'"]),
         ("timestamptz", ["'2024-01-01 00:00+05'", "'2024-01-01 00:00:00.000001+05'"], ["'2024-01-01 00:00+04'"]),
     ],
 )
