@@ -518,6 +518,20 @@ def test_all_rows_are_of_one_state_of_the_database(shop, monkeypatch):
     assert shop.read()["a"].to_pylist() == [1] * 8
 
 
+def test_columns_checks_and_rows_are_of_one_state_of_the_database(shop, monkeypatch):
+    shop.execute("PRAGMA journal_mode = WAL")
+    shop.fill("t", "id INT PRIMARY KEY", [(1,)])
+    inner = extraction._destination
+
+    def later(*arguments):
+        shop.execute("INSERT INTO t VALUES (?)", [(2,), (None,)])
+        return inner(*arguments)
+
+    monkeypatch.setattr(extraction, "_destination", later)
+    assert shop.extract("t", new_by="id").rows == 1
+    assert shop.read()["id"].to_pylist() == [1]
+
+
 def killed_at(shop, table, new_by, step):
     """Extract in a process that is killed at a step; return whether it was."""
     command = [sys.executable, PROCESS, shop.url, table, shop.out, new_by or "", str(step)]

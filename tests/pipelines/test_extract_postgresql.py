@@ -11,14 +11,14 @@ import pytest
 from postgresql_server import needs_server, running_server
 
 from headrace.pipelines import extract
-from headrace.pipelines.database import extraction
+from headrace.pipelines.database import extraction, folder
 from headrace.pipelines.errors import ExtractionError
 
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server() as folder:
-        yield folder
+    with running_server() as place:
+        yield place
 
 
 class Database:
@@ -243,6 +243,29 @@ def test_all_rows_are_of_one_state_of_the_database(database, monkeypatch):
     changes = iter(["UPDATE t SET a = 2", "DELETE FROM t"])
     database.extract("t", on_rows=lambda _rows: [database.execute(each) for each in changes])
     assert database.read()["a"].to_pylist() == [1] * 8
+
+
+def test_columns_and_rows_are_of_one_state_of_the_database(database, monkeypatch):
+    database.execute("CREATE TABLE t (id integer PRIMARY KEY); INSERT INTO t VALUES (1)")
+    inner = extraction._destination
+
+    def later(*arguments):
+        database.execute("INSERT INTO t VALUES (2)")
+        return inner(*arguments)
+
+    monkeypatch.setattr(extraction, "_destination", later)
+    assert database.extract("t", new_by="id").rows == 1
+
+
+def test_a_full_disk_ends_the_reading_too(database, monkeypatch):
+    database.execute("CREATE TABLE t AS SELECT generate_series(1, 5000) AS a")
+
+    def refused(_path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "_sync", refused)
+    database.refuses("No space left on device; free space", "t", rows_per_file=10)  # an open cursor would warn
+    assert not database.out.exists()
 
 
 def test_rows_come_in_partitions_by_a_cursor_of_the_server(database, monkeypatch):
