@@ -25,7 +25,7 @@ from headrace.pipelines.errors import ExtractionError
 from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy import ColumnClause, Connection, Inspector
@@ -132,9 +132,8 @@ def extract(
         with (
             _destination(Path(folder), source, relation, new_by) as destination,
             _Files(destination, relation, new_by, rows_per_file) as files,
-            contextlib.closing(_batches(connection, relation, new_by, destination.position)) as batches,
         ):
-            for rows in batches:
+            for rows in _batches(connection, relation, new_by, destination.position):
                 files.write(rows)
                 on_rows(rows.num_rows)
             return files.finish()
@@ -260,7 +259,7 @@ def _has_null(connection: Connection, column: Column) -> bool:
     return found.first() is not None
 
 
-def _batches(connection: Connection, relation: _Relation, new_by: str | None, after: str | None) -> Generator[pa.Table]:
+def _batches(connection: Connection, relation: _Relation, new_by: str | None, after: str | None) -> Iterator[pa.Table]:
     """Yield the rows; those with a greater value than `after` in the order of a column, if it is given."""
     wanted = select(*(column.expression.label(f"c{at}") for at, column in enumerate(relation.columns)))
     if new_by is not None:
