@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from sqlalchemy import column as sql_column
 from sqlalchemy import inspect, quoted_name, select
 from sqlalchemy import table as sql_table
+from sqlalchemy.dialects.postgresql.base import PGInspector
 from sqlalchemy.exc import NoSuchTableError, SAWarning
 
 from headrace.pipelines.database.columns import Column, clause_of, column_of, unsupported_reason
@@ -228,9 +230,10 @@ def _require_order(connection: Connection, relation: _Relation, new_by: str) -> 
     advice = "name a unique column whose values grow, such as an identity column, or extract without --new-by"
     if not column.ordered:
         raise ExtractionError(f"{place} has the type {column.declared}, which is not compared exactly; {advice}")
-    if [new_by] not in _unique_columns(inspect(connection), relation):
+    if [new_by] not in _unique_columns(inspect(connection), relation) or _is_inherited(connection, relation):
         raise ExtractionError(
-            f"{place} is not declared unique, so later rows with the greatest extracted value would be lost; {advice}"
+            f"{place} is not declared unique, or not with the tables that inherit from it, so later rows with the "
+            f"greatest extracted value would be lost; {advice}"
         )
     is_key = relation.key == [new_by]  # a key of SQLite may hold null
     if new_by in relation.nullable and not (is_key and not _has_null(connection, column)):
@@ -248,6 +251,22 @@ def _unique_columns(inspector: Inspector, relation: _Relation) -> list[Sequence[
         *(each["column_names"] for each in constraints),
         *(each["column_names"] for each in indexes if each["unique"] and not _is_partial(each)),
     ]
+
+
+def _is_inherited(connection: Connection, relation: _Relation) -> bool:
+    """Whether the rows of a table are also those of others, which its constraints do not cover: only in PostgreSQL."""
+    inspector = inspect(connection)
+    if not isinstance(inspector, PGInspector):
+        return False
+    heirs = sql_table("pg_inherits", sql_column("inhparent"), schema="pg_catalog")
+    parents = sql_table("pg_class", sql_column("oid"), sql_column("relkind"), schema="pg_catalog")
+    found = (
+        select(heirs.c.inhparent)
+        .join(parents, parents.c.oid == heirs.c.inhparent)
+        .where(heirs.c.inhparent == inspector.get_table_oid(relation.name, schema=relation.schema))
+        .where(parents.c.relkind != "p")  # constraints of partitioned tables cover all partitions
+    )
+    return connection.execute(found.limit(1)).first() is not None
 
 
 def _is_partial(index: Any) -> bool:

@@ -178,6 +178,7 @@ class GrowingFolder:
             _check_folder(self.folder)
             with writing(self.folder):
                 self.folder.mkdir(exist_ok=True)
+                sync_folder(self.folder.absolute().parent)  # else a power failure may take the position with the folder
                 stack.enter_context(_locked(self.folder))
                 self._load()
                 self._recover()

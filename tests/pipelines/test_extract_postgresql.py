@@ -237,6 +237,15 @@ def test_a_unique_index_by_an_expression_or_of_some_rows_is_not_enough(database)
     assert database.extract("t", new_by="id").rows == 0
 
 
+def test_a_constraint_that_does_not_cover_all_rows_is_not_enough(database):
+    database.execute("CREATE TABLE parent (id integer PRIMARY KEY); CREATE TABLE child () INHERITS (parent)")
+    database.refuses("not with the tables that inherit from it", "parent", new_by="id")
+    database.refuses("not with the tables that inherit from it", "parent", schema="public", new_by="id")
+    database.execute("CREATE TABLE parted (id integer PRIMARY KEY) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9); INSERT INTO parted VALUES (1)")
+    assert database.extract("parted", new_by="id").rows == 1
+
+
 def test_all_rows_are_of_one_state_of_the_database(database, monkeypatch):
     monkeypatch.setattr(extraction, "_PARTITION_ROWS", 2)
     database.execute("CREATE TABLE t (a integer); INSERT INTO t SELECT 1 FROM generate_series(1, 8)")
