@@ -30,7 +30,8 @@ _MOST_USES = 127  # threads that count at once may go beyond it, but never into 
 _OFTEN = 2  # a row looked up only once so far is not admitted
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _OTHER = np.uint64(0xC2B2AE3D27D4EB4F)
-_HALF, _IN_LINE, _SHORT = np.uint64(32), np.uint64(63), np.uint64(6)
+_HALF, _IN_LINE, _SHORT, _THREE = np.uint64(32), np.uint64(63), np.uint64(6), np.uint64(3)
+_NO_SLOT = np.uint64(SLOTS)  # its use count, the eighth byte, is always 0
 _DIRECTORY, _ENTRY = 24, 16  # in a leaf page; see storage/FORMAT.md
 _U16 = np.uint64(0xFFFF)
 
@@ -91,37 +92,39 @@ def find_records(
         Output, filled from the front: tuples found and their slots, tuples not found.
     """
     buckets, sketch = table.buckets, table.sketch
-    lines = buckets.reshape(buckets.size).view(np.uint8)
+    words = buckets.reshape(buckets.size)
+    lines = words.view(np.uint8)
     every = len(valid) == 0
+    bucket = np.empty(_AHEAD, dtype=np.uint64)
     hits = 0
     misses = 0
     for begin in range(0, len(key), _AHEAD):
         end = min(begin + _AHEAD, len(key))
         for i in range(begin, end):
-            prefetch(lines, _place(key[i], _HASH, len(buckets)) * LINE)
+            bucket[i - begin] = _place(key[i], _HASH, len(buckets))
+            prefetch(lines, np.int64(bucket[i - begin]) * LINE)
         before = misses
         for i in range(begin, end):
-            at = _place(key[i], _HASH, len(buckets))
-            found = -1
+            at = bucket[i - begin] * np.uint64(BUCKET)  # unsigned, as a negative place would count from the end
+            found = _NO_SLOT
             for j in range(SLOTS):
-                if buckets[at, 1 + j] == key[i]:
-                    found = j
-            use = np.uint64(0)
-            if found >= 0:
-                use = (buckets[at, 0] >> np.uint64(8 * found)) & np.uint64(_MOST)
+                if words[at + np.uint64(1 + j)] == key[i]:
+                    found = np.uint64(j)
+            uses, shift = words[at], found << _THREE
+            use = (uses >> shift) & np.uint64(_MOST)
             if use > 0 and (every or valid[i]):
                 if use < _MOST_USES:
-                    buckets[at, 0] += np.uint64(1) << np.uint64(8 * found)
+                    words[at] = uses + (np.uint64(1) << shift)
                 hit[hits] = i
-                slot[hits] = at * SLOTS + found
+                slot[hits] = bucket[i - begin] * np.uint64(SLOTS) + found
                 hits += 1
             else:
                 prefetch(sketch, _counters(key[i], sketch)[0])
                 miss[misses] = i
                 misses += 1
-        for at in range(before, misses):
-            if every or valid[miss[at]]:
-                for counter in _counters(key[miss[at]], sketch):
+        for at_miss in range(before, misses):
+            if every or valid[miss[at_miss]]:
+                for counter in _counters(key[miss[at_miss]], sketch):
                     if sketch[counter] < _MOST:
                         sketch[counter] += np.uint8(1)
     return hits
