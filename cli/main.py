@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.lazy import RootGroup, handle_termination, time_log_lines
+from headrace.cli.reporting.lazy import RootGroup, handle_termination, time_log_lines
 from headrace.joins import keep_little_freed_memory
 
 __all__ = ["entry_point", "headrace"]
@@ -13,18 +13,18 @@ __all__ = ["entry_point", "headrace"]
 @click.group(
     cls=RootGroup,
     places={
-        "demo": "headrace.cli.demo:demo",
-        "init": "headrace.cli.init:init",
-        "run": "headrace.cli.run:run",
-        "runs": "headrace.cli.runs:runs",
-        "source": "headrace.cli.source:source",
-        "errors": "headrace.cli.rejects:errors",
-        "dimension": "headrace.cli.dimension:dimension",
-        "extract": "headrace.cli.extract:extract",
-        "table": "headrace.cli.table:table",
-        "join": "headrace.cli.join:join",
-        "correlate": "headrace.cli.correlate:correlate",
-        "device": "headrace.cli.device:device",
+        "demo": "headrace.cli.commands.demo:demo",
+        "init": "headrace.cli.commands.init:init",
+        "run": "headrace.cli.commands.run:run",
+        "runs": "headrace.cli.commands.runs:runs",
+        "source": "headrace.cli.commands.source:source",
+        "errors": "headrace.cli.commands.rejects:errors",
+        "dimension": "headrace.cli.commands.dimension:dimension",
+        "extract": "headrace.cli.commands.extract:extract",
+        "table": "headrace.cli.commands.table:table",
+        "join": "headrace.cli.commands.join:join",
+        "correlate": "headrace.cli.commands.correlate:correlate",
+        "device": "headrace.cli.commands.device:device",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 damage or bad quality, 70 bug, 130 interrupted.",

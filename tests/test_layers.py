@@ -32,6 +32,8 @@ PIPELINE_ROOMS = (
 )
 """Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
 PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "durable", "hooks", "lease", "process_identity"}
+CLI_ROOMS = ("reporting", "arguments", "commands")
+"""Rooms of the cli: a room imports only those to its left."""
 SPARK_FREE = ("storage", "joins", "etl")
 HEAVY = (
     "numba",
@@ -120,6 +122,21 @@ def test_what_the_rooms_share_knows_no_room(module):
 
 def test_every_folder_of_pipelines_is_a_room():
     assert {path.parent.name for path in (ROOT / "pipelines").glob("*/__init__.py")} == set(PIPELINE_ROOMS)
+
+
+@pytest.mark.parametrize("room", CLI_ROOMS)
+def test_a_room_of_the_cli_imports_only_those_to_its_left(room):
+    allowed = set(CLI_ROOMS[: CLI_ROOMS.index(room) + 1])
+    assert [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sorted((ROOT / "cli" / room).glob("*.py"))
+        for line, name in imported_parts(path, "cli")
+        if name.split(".")[0] not in allowed
+    ] == []
+
+
+def test_every_folder_of_the_cli_is_a_room():
+    assert {path.parent.name for path in (ROOT / "cli").glob("*/__init__.py")} == set(CLI_ROOMS)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.cli.begun import Begun, in_spark
-from headrace.cli.console import Console
+from headrace.cli.reporting.begun import Begun, in_spark
+from headrace.cli.reporting.console import Console
 from headrace.pipelines.hooks import Step
 
 PIPELINE = """

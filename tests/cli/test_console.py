@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.cli.blocks import Grid, Pairs, Text, as_json, as_text, render
-from headrace.cli.console import Activity, Console
+from headrace.cli.reporting.blocks import Grid, Pairs, Text, as_json, as_text, render
+from headrace.cli.reporting.console import Activity, Console
 
 
 @dataclasses.dataclass

@@ -12,9 +12,9 @@ import click
 import pyarrow as pa
 import pytest
 
-from headrace.cli.console import Console
-from headrace.cli.errors import InputFileError
-from headrace.cli.exits import ExitCode, exit_code_of, guarded
+from headrace.cli.reporting.console import Console
+from headrace.cli.reporting.errors import InputFileError
+from headrace.cli.reporting.exits import ExitCode, exit_code_of, guarded
 from headrace.etl.errors import DeclarationError
 from headrace.joins.errors import JoinInputError
 from headrace.pipelines.errors import ConservationError, PipelineFileError, SparkStartError
@@ -146,9 +146,9 @@ SLOW_STREAM = """
 import signal
 import os, sys, pyarrow as pa
 from headrace.cli.main import handle_termination
-from headrace.cli.console import Console
-from headrace.cli.exits import guarded
-from headrace.cli.sink import ParquetSink
+from headrace.cli.reporting.console import Console
+from headrace.cli.reporting.exits import guarded
+from headrace.cli.arguments.sink import ParquetSink
 from pathlib import Path
 
 def work():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.cli.init import FILES
+from headrace.cli.commands.init import FILES
 from headrace.pipelines.config import load_pipeline
 
 

@@ -54,7 +54,7 @@ def test_a_misspelt_field_fails_before_spark_starts(invoke, shop):
 def test_a_run_names_the_command_that_shows_changes_it_could_not_apply(invoke, shop, monkeypatch):
     counts = {"customer": {"added": 5, "rejected": 2, "routed": 1}, "plain": {"added": 1}}
     result = RunResult("r", "shop", "done", None, 1.0, (), "facts", "errors", "duplicates", changes=counts)
-    monkeypatch.setattr("headrace.cli.run.load", lambda *_, **__: result)
+    monkeypatch.setattr("headrace.cli.commands.run.load", lambda *_, **__: result)
     shown = " ".join(invoke("run", shop / "pipeline.yml", "--once").out.split())
     assert "3 changes of dimension customer did not apply; see `headrace errors show --dimension customer" in shown
     assert "plain" not in shown

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from headrace.cli.init import PIPELINE
+from headrace.cli.commands.init import PIPELINE
 from headrace.pipelines.catalog import BatchRecord, Catalog
 from headrace.pipelines.config import load_pipeline
 

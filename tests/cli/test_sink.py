@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.cli.errors import OutputFileError
-from headrace.cli.parts import PartsSink
-from headrace.cli.sink import ParquetSink
+from headrace.cli.arguments.parts import PartsSink
+from headrace.cli.arguments.sink import ParquetSink
+from headrace.cli.reporting.errors import OutputFileError
 from headrace.storage.file import remove_remains
 
 SCHEMA = pa.schema([("k", pa.int64())])

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from headrace.cli import exits
-from headrace.cli.console import Step
-from headrace.cli.exits import ExitCode
-from headrace.cli.init import PIPELINE
+from headrace.cli.commands.init import PIPELINE
+from headrace.cli.reporting import exits
+from headrace.cli.reporting.console import Step
+from headrace.cli.reporting.exits import ExitCode
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import load_pipeline
 from headrace.pipelines.errors import SeveralSourcesError

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.cli.errors import InputFileError
-from headrace.cli.streams import CsvFormat, open_stream
+from headrace.cli.arguments.streams import CsvFormat, open_stream
+from headrace.cli.reporting.errors import InputFileError
 
 
 def rows_of(path, **options):

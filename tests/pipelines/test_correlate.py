@@ -16,8 +16,8 @@ import pytest
 from correlation_world import BEGIN, ORDERS, Killed, World
 from deltalake import write_deltalake
 
-from headrace.cli.blocks import render
-from headrace.cli.run import _blocks
+from headrace.cli.commands.run import _blocks
+from headrace.cli.reporting.blocks import render
 from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config import load_any, load_pipeline, load_steps
 from headrace.pipelines.correlate import residents, shard_join

@@ -1,0 +1,298 @@
+"""Files as streams of record batches: CSV, JSON lines, or Parquet, from one file or a folder.
+
+The first file defines the columns. The other files must match them by name and type; nothing is dropped silently.
+Types of text are inferred as `headrace.storage.records.infer_columns` says, unless the caller knows better: key columns
+take the type of the key that they are compared with.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.cli.reporting.errors import InputFileError
+from headrace.storage.file import read_ahead
+from headrace.storage.records import (
+    COMPRESSIONS,
+    SUFFIXES,
+    Piece,
+    RecordFileError,
+    RecordFormat,
+    compression_of,
+    infer_columns,
+    kind_of,
+    read_records,
+    sound_batches,
+    with_delimiter,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from headrace.storage.records import Kind
+
+__all__ = ["PLAIN", "CsvFormat", "FileStream", "kind_of", "open_stream", "text_columns"]
+
+PARQUET_MAGIC = b"PAR1"
+PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+"""Types of columns that are read as others, since Arrow cannot take rows of them."""
+_EXACT = 2**53  # whole numbers below it are floats exactly
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """Format of a CSV.
+
+    Parameters
+    ----------
+    delimiter
+        Field delimiter; None for the delimiter that splits the header into the most names.
+    nulls
+        Spellings of a missing value, in addition to an empty field. A quoted spelling is text.
+    types
+        Types of text columns that are known before the first row is read.
+    declared, declared_in
+        Types of columns in files of any kind, if the columns are present; and what declares them, for messages.
+    time_zone, ambiguous_time
+        Zone of times without a zone, and treatment of a time that occurs twice in that zone; see `RecordFormat`.
+    """
+
+    delimiter: str | None = None
+    nulls: tuple[str, ...] = ()
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    declared: Mapping[str, pa.DataType] = field(default_factory=dict)
+    declared_in: str = "the pipeline file"
+    time_zone: str = "UTC"
+    ambiguous_time: Literal["reject", "earlier", "later"] = "reject"
+
+
+def text_columns(names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Return the types of columns that stay text even if they look like numbers."""
+    return dict.fromkeys(names, pa.string())
+
+
+@dataclass(frozen=True)
+class FileStream:
+    """Files of one kind and one schema.
+
+    Parameters
+    ----------
+    files
+        Files in read order.
+    kind
+        ``"csv"``, ``"json"`` or ``"parquet"``.
+    schema
+        Schema of every batch.
+    rows
+        Number of rows if known without reading the files, else None.
+    typeless
+        Whether no record says what the types of the columns are, since there is none.
+    whole
+        Columns of whole numbers that are read as floats, since they are compared with floats.
+    """
+
+    files: tuple[Path, ...]
+    kind: str
+    schema: pa.Schema
+    rows: int | None
+    _open: Callable[[Path], Iterator[pa.RecordBatch]]
+    typeless: bool = False
+    whole: tuple[str, ...] = ()
+
+    def batches(self) -> Generator[pa.RecordBatch]:
+        """Yield all rows, file by file, in batches that fit in memory. A thread reads ahead.
+
+        Raises
+        ------
+        InputFileError
+            If a file cannot be read or does not match the first file, or a whole number is no float exactly. Names the
+            file and, if known, the record.
+        """
+        with closing(read_ahead([self._read], lambda batch: int(batch.nbytes))) as batches:
+            yield from batches
+
+    def _read(self) -> Generator[pa.RecordBatch]:
+        for file in self.files:
+            with _reading(file):
+                for batch in self._open(file):
+                    self._require_exact(file, batch)
+                    yield batch
+
+    def _require_exact(self, file: Path, batch: pa.RecordBatch) -> None:
+        for name in self.whole:
+            largest = pc.max(pc.abs(batch[name])).as_py()
+            if largest is not None and largest >= _EXACT:
+                raise InputFileError(
+                    f"{file}, column {name}: its whole numbers are compared with floats, which do not hold all of "
+                    f"those from 2^53 ({_EXACT}) on exactly; give whole numbers in both columns, or texts that are "
+                    f"written alike (for CSV: --text {name})"
+                )
+
+
+def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None = None) -> FileStream:
+    """Inspect the files and determine their columns, without reading all rows.
+
+    Parameters
+    ----------
+    path
+        A file, or a folder of only CSV, JSON lines, or Parquet files (names with a leading ``.`` or ``_`` are ignored).
+    batch_rows
+        Maximum number of rows in a batch of a Parquet file.
+    csv
+        Format of CSV files.
+
+    Raises
+    ------
+    InputFileError
+        If there are no files to read, or the kind of a file is unknown.
+    """
+    files = _files_at(path)
+    kind = _kind_of(files)
+    form = csv or CsvFormat()
+    known, typeless = _first_known(files, kind, form)
+    schema = known.columns
+    if kind == "parquet":
+        return FileStream(files, kind, schema, _parquet_rows(files), lambda file: _sliced(file, known, batch_rows))
+    whole = _whole_columns(files[0], known, form)
+    return FileStream(files, kind, schema, None, lambda file: _explained(file, known, form), typeless, whole)
+
+
+def _whole_columns(file: Path, known: RecordFormat, form: CsvFormat) -> tuple[str, ...]:
+    """Return the columns whose type is to be a float, although the file has whole numbers there."""
+    floats = [name for name, dtype in form.types.items() if pa.types.is_floating(dtype)]
+    if not floats:
+        return ()
+    with _reading(file):
+        found = infer_columns(file, known, {})
+    return tuple(name for name in floats if name in found.names and pa.types.is_integer(found.field(name).type))
+
+
+def _first_known(files: Sequence[Path], kind: Kind, form: CsvFormat) -> tuple[RecordFormat, bool]:
+    """Return the format by the first file, or by the first CSV with a record; and whether no CSV has one."""
+    first = None
+    for file in files:
+        with _reading(file):
+            known = _known(file, kind, form)
+            first = first or known
+            if kind != "csv" or any(len(records.numbers) for records in read_records(Piece(str(file)), known)):
+                return known, False
+    assert first is not None
+    return first, True
+
+
+def _known(file: Path, kind: Kind, form: CsvFormat) -> RecordFormat:
+    """Return the format of the files, with the columns of one of them."""
+    known = RecordFormat(
+        kind,
+        delimiter=form.delimiter or ",",
+        nulls=form.nulls,
+        time_zone=form.time_zone,
+        ambiguous_time=form.ambiguous_time,
+        unknown_fields="error",
+        missing_fields="null" if kind == "json" else "error",
+        any_year=True,
+    )
+    if kind == "csv" and form.delimiter is None:
+        known = with_delimiter(file, known)
+    columns = infer_columns(file, known, {} if kind == "parquet" else form.types)
+    types = {**{each.name: PLAIN.get(each.type, each.type) for each in columns}, **form.declared}
+    return replace(known, columns=pa.schema([each.with_type(types[each.name]) for each in columns]))
+
+
+def _files_at(path: Path) -> tuple[Path, ...]:
+    if not path.exists():
+        raise InputFileError(f"there is no file or folder {path}")
+    if not path.is_dir():
+        return (path,)
+    files = sorted(file for file in _walk(path) if not _hidden(file.relative_to(path)))
+    if not files:
+        raise InputFileError(f"the folder {path} holds no files; put CSV, JSON or Parquet files there")
+    return tuple(files)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder. A folder that cannot be listed is an error, not an empty folder."""
+
+    def refuse(error: OSError) -> None:
+        raise InputFileError(f"cannot list the folder {error.filename}: {error.strerror}") from error
+
+    for base, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(base) / name for name in names)
+
+
+def _hidden(file: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in file.parts)
+
+
+def _kind_of(files: Sequence[Path]) -> Kind:
+    kinds = {file: kind_of(file) or _kind_by_content(file) for file in files}
+    if len(set(kinds.values())) > 1:
+        first, other = files[0], next(file for file in files if kinds[file] != kinds[files[0]])
+        raise InputFileError(f"{first} is {kinds[first]} but {other} is {kinds[other]}; give files of one kind")
+    return kinds[files[0]]
+
+
+def _kind_by_content(file: Path) -> Kind:
+    with file.open("rb") as handle:
+        head = handle.read(len(PARQUET_MAGIC))
+    if head != PARQUET_MAGIC:
+        known = f"{', '.join(SUFFIXES)}, and {', '.join(COMPRESSIONS)} behind them"
+        raise InputFileError(f"cannot tell the format of {file}; use one of the endings {known}")
+    return "parquet"
+
+
+def _parquet_rows(files: Sequence[Path]) -> int | None:
+    if any(compression_of(file) for file in files):
+        return None
+    rows = 0
+    for file in files:
+        with _reading(file):
+            rows += pq.read_metadata(file).num_rows
+    return rows
+
+
+def _sliced(file: Path, form: RecordFormat, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in sound_batches(file, form):
+        yield from (batch.slice(start, batch_rows) for start in range(0, batch.num_rows, batch_rows))
+
+
+def _explained(file: Path, known: RecordFormat, form: CsvFormat) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a text file; an error for an invalid value explains the remedy."""
+    try:
+        yield from sound_batches(file, known)
+    except RecordFileError as error:
+        raise InputFileError(f"{error}{_hint(error, known, form)}") from error
+
+
+def _hint(error: RecordFileError, known: RecordFormat, form: CsvFormat) -> str:
+    """Return how to read a column with a value that does not fit; an empty text if nothing else is wrong with it."""
+    assert known.columns is not None
+    if error.column is None or error.column not in known.columns.names:
+        return ""
+    if error.column in form.declared:
+        from headrace.pipelines.config import type_name
+
+        kind = type_name(form.declared[error.column])
+        return f"; {form.declared_in} declares {error.column}: {kind}; correct the value, or the type there"
+    if known.columns.field(error.column).type != pa.string():
+        strings = "if all its values are JSON strings, " if known.kind == "json" else ""
+        return f"; {strings}name the column in --text to keep it as text, unless it is compared with a key"
+    return "; write all its values as JSON strings" if known.kind == "json" else ""
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Add the file name to an Arrow error."""
+    try:
+        yield
+    except RecordFileError as error:
+        raise InputFileError(str(error)) from error
+    except (pa.ArrowException, OSError) as error:
+        raise InputFileError(f"cannot read {file}: {error}") from error

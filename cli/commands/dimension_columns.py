@@ -1,0 +1,136 @@
+"""`headrace dimension add-column | widen-column | drop-column | inferred`: columns and inferred members."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.arguments.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
+from headrace.cli.reporting.blocks import Block, Grid, Pairs, Text, counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace.cli.arguments.streams import CsvFormat
+    from headrace.cli.reporting.console import Console
+    from headrace.pipelines.dimension import ColumnChange
+
+__all__ = ["add_column", "drop_column", "inferred", "widen_column"]
+
+UNCHANGED = "the columns as they were"
+LEFT = "the column, if it was added; repeat the command to fill it"
+
+
+@click.command("add-column", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("column")
+@click.argument("kind", metavar="TYPE")
+@click.option("--from", "source", type=PATH, help="Files with natural keys and COLUMN: CSV, JSON lines, or Parquet.")
+@pipeline_option
+@csv_options
+@pass_console
+def add_column(
+    console: Console, /, name: str, column: str, kind: str, *, source: Path | None, pipeline: Path, csv: CsvFormat
+) -> None:
+    """Add the attribute COLUMN of TYPE to dimension NAME, and fill it from files with --from.
+
+    Existing members have no value in a new column. With --from, each member in the files gets their value; this also
+    works for a column that exists.
+    """
+    import pyarrow as pa
+
+    from headrace.cli.arguments.streams import open_stream
+    from headrace.cli.commands.dimension import with_types
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import add_column as add
+    from headrace.pipelines.dimension import source_types
+
+    with console.step(f"reading the values of {column}", left=UNCHANGED, pipeline=pipeline):
+        config = load_pipeline(pipeline)
+        rows = None
+        if source is not None:
+            form = with_types(csv, config, source_types(config, name, column, kind))
+            stream = open_stream(source, csv=replace(form, declared_in="the command, or the table,"))
+            with console.progress("read", total=stream.rows):
+                rows = pa.Table.from_batches(stream.batches(), stream.schema)
+    with console.step(
+        f"adding {column} to dimension {name}", left=UNCHANGED if source is None else LEFT, pipeline=pipeline
+    ):
+        change = add(config, name, column, kind, rows)
+    _show(change, console)
+
+
+@click.command("widen-column", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("column")
+@click.argument("kind", metavar="TYPE")
+@pipeline_option
+@pass_console
+def widen_column(console: Console, /, name: str, column: str, kind: str, *, pipeline: Path) -> None:
+    """Give COLUMN of dimension NAME a wider TYPE, such as bigint for int. The table is rewritten in one commit."""
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import widen_column as widen
+
+    with console.step(f"widening {column} of dimension {name}", left=UNCHANGED, pipeline=pipeline):
+        change = widen(load_pipeline(pipeline), name, column, kind)
+    _show(change, console)
+
+
+@click.command("drop-column", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("column")
+@pipeline_option
+@pass_console
+def drop_column(console: Console, /, name: str, column: str, *, pipeline: Path) -> None:
+    """Remove the attribute COLUMN from dimension NAME. Earlier versions of the table keep it until VACUUM."""
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import drop_column as drop
+
+    with console.step(f"removing {column} from dimension {name}", left=UNCHANGED, pipeline=pipeline):
+        change = drop(load_pipeline(pipeline), name, column)
+    _show(change, console)
+
+
+def _show(change: ColumnChange, console: Console) -> None:
+    blocks: list[Block] = [Text(change.done)]
+    if change.filled is not None:
+        counts = {
+            "members filled": change.filled,
+            "members that the source does not have": change.without_value,
+            "rows of the source without a member": change.without_member,
+        }
+        blocks.append(Pairs(f"{change.column} of dimension {change.dimension}", counts))
+    console.result(asdict(change), *blocks)
+
+
+@click.command("inferred", cls=ReportingCommand)
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of members to show.")
+@pipeline_option
+@pass_console
+def inferred(console: Console, /, name: str, *, limit: int, pipeline: Path) -> None:
+    """Count and list the inferred members of dimension NAME, whose own records have not arrived.
+
+    With --json, all of them are printed.
+    """
+    from headrace.cli.arguments.rows import table_objects, table_rows
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import inferred_members
+
+    with console.step(f"reading dimension {name}", left="the dimension as it was", pipeline=pipeline):
+        found = inferred_members(load_pipeline(pipeline), name, None if console.json_mode else limit)
+    members = table_objects(found.members)
+    document = {"dimension": name, "version": found.version, "inferred": found.total, "members": members}
+    if not found.total:
+        console.result(document, Text(f"dimension {name} has no inferred members"))
+        return
+    rows = table_rows(found.members)
+    title = f"{counted(found.total, 'inferred member')} of dimension {name}"
+    more = (
+        [Text(f"and {found.total - len(rows):,} more; --limit shows more, --json all")]
+        if found.total > len(rows)
+        else []
+    )
+    console.result(document, Grid(title, found.members.column_names, rows), *more)
