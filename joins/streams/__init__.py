@@ -59,7 +59,9 @@ from headrace.joins.streams.base.operator import StreamsAlgorithm, StreamsJoin, 
 from headrace.joins.streams.base.stats import StreamsStats
 from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.hashing.double_pipelined_hash import DoublePipelinedHash
+from headrace.joins.streams.hashing.estimates import Coverage, Estimate
 from headrace.joins.streams.hashing.mjoin import MJoin
+from headrace.joins.streams.hashing.pr_join import PRJoin
 from headrace.joins.streams.hashing.rpj import RPJ
 from headrace.joins.streams.hashing.symmetric_hash import SymmetricHash
 from headrace.joins.streams.hashing.xjoin import XJoin
@@ -74,11 +76,14 @@ __all__ = [
     "MINER",
     "RPJ",
     "Conditions",
+    "Coverage",
     "DoublePipelinedHash",
+    "Estimate",
     "HashMerge",
     "JoinGraph",
     "MJoin",
     "Near",
+    "PRJoin",
     "ProgressiveMerge",
     "PunctuatedJoin",
     "StreamsAlgorithm",

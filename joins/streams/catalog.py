@@ -14,6 +14,7 @@ from headrace.joins.streams.base.operator import HOWS, WAIT_THRESHOLD
 from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.hashing.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.hashing.mjoin import MJoin
+from headrace.joins.streams.hashing.pr_join import PRJoin
 from headrace.joins.streams.hashing.rpj import RPJ
 from headrace.joins.streams.hashing.symmetric_hash import SymmetricHash
 from headrace.joins.streams.hashing.xjoin import XJoin
@@ -69,6 +70,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "mjoin": Entry(MJoin, most_inputs=None, bands=False),
     "xjoin": Entry(XJoin, hows=HOWS, bands=False),
     "rpj": Entry(RPJ, bands=False),
+    "pr-join": Entry(PRJoin, bands=False),
     "hash-merge": Entry(HashMerge, bands=False),
     "progressive-merge": Entry(ProgressiveMerge),
     "double-pipelined-hash": Entry(DoublePipelinedHash, hows=HOWS, bands=False),

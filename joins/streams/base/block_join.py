@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.storage.spill import SpillFile
 
-__all__ = ["BlockJoin", "BlockSource", "Given", "join_memory"]
+__all__ = ["BlockJoin", "BlockSource", "Given", "join_memory", "whole_nbytes"]
 
 Given: TypeAlias = "Callable[[Rows, NDArray[np.int64], Rows, NDArray[np.int64]], NDArray[np.bool_]]"
 """Returns which pairs of inner and outer tuples are results already, though `Meetings` does not tell."""
@@ -44,6 +44,7 @@ _CHUNK_SHARE = 8
 _MOST_CHUNK = 1 << 20
 _LARGE = 32 << 20
 _WORD = 8
+_ODDS = 256  # bytes for slack and alignment of all parts of the memory
 
 
 def join_memory(nbytes: int) -> NDArray[np.uint8]:
@@ -55,6 +56,12 @@ def join_memory(nbytes: int) -> NDArray[np.uint8]:
     if nbytes >= _LARGE:
         memory.allow(nbytes - SLACK, 0)
     return memory.buffer
+
+
+def whole_nbytes(outer: BlockSource, inner: BlockSource) -> int:
+    """Return the memory with which a `BlockJoin` has all outer tuples in one chunk, so that it reads each block once."""
+    fixed = block_nbytes(max(outer.largest, inner.largest)) + outer.count * (outer.tuple_nbytes + _LINK + _HEAD) + _ODDS
+    return fixed + min(-(-fixed // (_CHUNK_SHARE - 1)), _MOST_CHUNK)
 
 
 @dataclass(frozen=True)

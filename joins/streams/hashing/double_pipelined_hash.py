@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.blocks import SpilledBlock
 from headrace.joins.streams.base.operator import HOWS, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.spool import Spool, spool_partitions
 from headrace.joins.streams.hashing.partitions import PartitionedHash
@@ -243,10 +242,6 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
     def spilled_layouts(self) -> Sequence[RowLayout]:
         """Layouts of the inputs' tuples in spill files."""
         return self._spool.layouts
-
-    def spilled_blocks(self, side: int, partition: int) -> Iterator[SpilledBlock]:
-        """Return the blocks of a partition in its file."""
-        return (SpilledBlock(ref, ref.tag, -1) for ref in self.spill_file(side, partition).scan())
 
     def meetings(self, inner: int) -> Meetings:
         """Return what tells which spilled tuples were in memory together."""

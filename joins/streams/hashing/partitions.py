@@ -1,4 +1,5 @@
-"""`PartitionedHash`: what hash joins of two streams share that spill by partition of the key.
+"""`PartitionedHash`: what hash joins of two streams share that spill by partition of the key; `FlushingHash`: those
+whose spilled tuples keep their stamps.
 
 Each input has a `TupleStore` with hash chains, and blocks on disk; both are divided into partitions by another hash of
 the key. Matching tuples are in partitions of the same number. Subclasses say what is written to disk and when.
@@ -18,12 +19,13 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams.base.block_join import BlockJoin, BlockSource, Given, join_memory
-from headrace.joins.streams.base.blocks import held
+from headrace.joins.streams.base.blocks import SpilledBlock, SpillReserve, cuts, held, write_block
 from headrace.joins.streams.base.lanes import AHEAD, in_lanes, most_lanes
 from headrace.joins.streams.base.operator import StreamsAlgorithm
 from headrace.joins.streams.base.pairs import Pairing
 from headrace.joins.streams.tuples import _index_kernels as kernels
 from headrace.joins.streams.tuples.layout import MATCHED
+from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -31,19 +33,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.base.blocks import SpilledBlock
     from headrace.joins.streams.base.operator import StreamsParameters
     from headrace.joins.streams.tuples._index_kernels import Meetings
     from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.joins.streams.tuples.rows import Rows
 
-__all__ = ["PartitionedHash"]
+__all__ = ["FlushingHash", "PartitionedHash"]
 
 _TWO = 2
 _MOST_BITS = 6  # each partition of each input has a file
 _LEAST_JOIN = 4 << 10
 _LEAST_LANE = 1 << 20  # of memory, for a thread to be worthwhile
 _LEAST_ROWS = 1 << 16
+_LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
+_BLOCKS_IN_MEMORY = 64
 
 
 class PartitionedHash(StreamsAlgorithm):
@@ -95,9 +98,9 @@ class PartitionedHash(StreamsAlgorithm):
     def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
         """Write the tuples in memory of these partitions, which are on disk in part."""
 
-    @abstractmethod
     def spilled_blocks(self, side: int, partition: int) -> Iterable[SpilledBlock]:
         """Return the blocks of a partition in its file, which exists."""
+        return (SpilledBlock(ref, ref.tag, -1) for ref in self.spill_file(side, partition).scan())
 
     @abstractmethod
     def meetings(self, inner: int) -> Meetings:
@@ -147,6 +150,7 @@ class PartitionedHash(StreamsAlgorithm):
     def _keep(self, side: int, rows: Rows, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Keep tuples in memory, unless all of the other input has arrived and none of it was spilled."""
         partition = self.partition_of(side, rows, start, stop)
+        self._came(side, partition)
         if self.ended[1 - side]:
             waiting = self._spilled(1 - side)[partition]
             if not waiting.all():
@@ -157,6 +161,9 @@ class PartitionedHash(StreamsAlgorithm):
         self.stores[side].insert(rows, start, stop)
         self.counts[side] += np.bincount(partition, minlength=self.partitions)
         self._kept(side, partition)
+
+    def _came(self, side: int, partition: NDArray[np.int64]) -> None:
+        """Take note that tuples of these partitions have arrived, which may be kept."""
 
     def _kept(self, side: int, partition: NDArray[np.int64]) -> None:
         """Take note that tuples of these partitions are in memory now."""
@@ -202,13 +209,13 @@ class PartitionedHash(StreamsAlgorithm):
         given = self._given()
         memories = [join_memory(share) for _ in range(lanes)]
         tasks = [partial(self._in_turn, int(partition), memories, given) for partition in partitions]
-
-        def drop(number: int) -> None:
-            for side in self.sides:
-                self.drop_spill_file(side, int(partitions[number]))
-
         with held(self.budget, lanes * share + self._results_nbytes(lanes)):
-            yield from in_lanes(tasks, lanes, drop)
+            yield from in_lanes(tasks, lanes, lambda number: self._completed(int(partitions[number])))
+
+    def _completed(self, partition: int) -> None:
+        """Drop the files of a partition whose results have been given."""
+        for side in self.sides:
+            self.drop_spill_file(side, partition)
 
     def _lanes(self, partitions: int) -> int:
         """Return how many partitions to join at a time."""
@@ -235,11 +242,15 @@ class PartitionedHash(StreamsAlgorithm):
         self, partition: int, memory: NDArray[np.uint8], given: Given | None
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the results of a partition, in this memory."""
+        yield from self.join_sources(*self.sources(partition), memory, given)
+
+    def sources(self, partition: int) -> tuple[BlockSource, BlockSource]:
+        """Return the sources of a partition's tuples on disk: the outer one, which is the smaller, and the inner one."""
         counts = self.spilled[:, partition]
         outer = int(counts[1] < counts[0])
         if self.how in {"left", "right"}:
             outer = int(self.how == "right")
-        yield from self.join_sources(self.source(outer, partition), self.source(1 - outer, partition), memory, given)
+        return self.source(outer, partition), self.source(1 - outer, partition)
 
     def join_sources(
         self, outer: BlockSource, inner: BlockSource, memory: NDArray[np.uint8], given: Given | None
@@ -259,3 +270,64 @@ class PartitionedHash(StreamsAlgorithm):
         """Return which partitions of an input have blocks."""
         found: NDArray[np.bool_] = self.spilled[side] > 0
         return found
+
+
+class FlushingHash(PartitionedHash):
+    """Algorithm of a hash join of two streams whose blocks on disk are tuples with their stamps.
+
+    Attributes
+    ----------
+    block_nbytes
+        Most bytes of tuples in a block, unless it is a single tuple.
+    reserve
+        Memory to read or write blocks, charged once.
+    """
+
+    def __init__(self, parameters: StreamsParameters, name: str, partitions: int) -> None:
+        super().__init__(parameters, name, partitions)
+        self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
+        self.reserve = SpillReserve(self.budget, _TWO * block_nbytes(self.block_nbytes))
+
+    def partition_of_slots(self, side: int) -> NDArray[np.int64]:
+        """Return the partition of each tuple of an input in memory."""
+        store = self.stores[side]
+        return self.partition_of(side, store.rows, 0, len(store))
+
+    def flush(self, side: int, partition: int) -> None:
+        """Write the tuples of a partition in memory to blocks, and free their memory."""
+        if self.counts[side, partition] == 0:
+            return
+        store, written = self.stores[side], []
+        for slots in self._slots_in(side, np.arange(self.partitions) == partition):
+            written += self.write(side, partition, store.rows, slots)
+            store.drop(slots)
+        self.counts[side, partition] = 0
+        self._wrote(side, partition, written)
+
+    def _wrote(self, side: int, partition: int, blocks: list[SpilledBlock]) -> None:
+        """Take note of blocks that `flush` has written."""
+
+    def write(self, side: int, partition: int, rows: Rows, index: NDArray[np.int64]) -> list[SpilledBlock]:
+        """Write tuples to blocks of about `block_nbytes`, each with a departure stamp of its own.
+
+        Parameters
+        ----------
+        side, partition
+            Input and partition of the tuples.
+        rows, index
+            Tuples to write are those at `index`.
+        """
+        file, written = self.spill_file(side, partition), []
+        for positions, nbytes in cuts(rows, index, self.block_nbytes):
+            with held(self.reserve, nbytes):
+                part = rows.take(positions)
+                stamp = self.next_stamp()
+                part.departures[:] = stamp
+                written.append(write_block(file, part, self.reserve))
+        self.counters.rows_spilled += len(index)
+        self.spilled[side, partition] += len(index)
+        return written
+
+    def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
+        for partition in partitions:
+            self.flush(side, int(partition))

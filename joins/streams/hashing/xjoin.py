@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.blocks import BlockList, SpillReserve, cuts, held, read_block, write_block
+from headrace.joins.streams.base.blocks import BlockList, read_block
 from headrace.joins.streams.base.operator import HOWS, WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.pairs import coexisted
-from headrace.joins.streams.hashing.partitions import PartitionedHash
+from headrace.joins.streams.hashing.partitions import FlushingHash
 from headrace.joins.streams.tuples import _index_kernels as kernels
-from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
     import os
@@ -52,8 +51,6 @@ PROBE_NBYTES = 64
 """Bytes of a stamp in a list of probes."""
 _TWO = 2
 _LIST_SHARE = 32  # of the memory, for each list of blocks, and for notes about blocks
-_LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
-_BLOCKS_IN_MEMORY = 64
 
 
 class XJoin(StreamsJoin["XJoinAlgorithm"]):
@@ -112,7 +109,7 @@ class XJoin(StreamsJoin["XJoinAlgorithm"]):
         super().__init__(XJoinAlgorithm(parameters, partitions))
 
 
-class XJoinAlgorithm(PartitionedHash):
+class XJoinAlgorithm(FlushingHash):
     """Algorithm of `XJoin`.
 
     Attributes
@@ -123,8 +120,6 @@ class XJoinAlgorithm(PartitionedHash):
 
     def __init__(self, parameters: StreamsParameters, partitions: int, name: str = "XJoin") -> None:
         super().__init__(parameters, name, partitions)
-        self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
-        self.reserve = SpillReserve(self.budget, _TWO * block_nbytes(self.block_nbytes))
         self.blocks = [BlockList(self.budget, parameters.memory // _LIST_SHARE) for _ in self.sides]
         self.stores = self.pairing.stores(self.layouts, self.budget)
         self.require(self.least_nbytes, "tuples")
@@ -189,47 +184,9 @@ class XJoinAlgorithm(PartitionedHash):
 
     # Blocks
 
-    def partition_of_slots(self, side: int) -> NDArray[np.int64]:
-        """Return the partition of each tuple of an input in memory."""
-        store = self.stores[side]
-        return self.partition_of(side, store.rows, 0, len(store))
-
-    def flush(self, side: int, partition: int) -> None:
-        """Write the tuples of a partition in memory to blocks, and free their memory."""
-        if self.counts[side, partition] == 0:
-            return
-        store, written = self.stores[side], []
-        for slots in self._slots_in(side, np.arange(self.partitions) == partition):
-            written += self.write(side, partition, store.rows, slots)
-            store.drop(slots)
-        self.counts[side, partition] = 0
-        for block in written:
+    def _wrote(self, side: int, partition: int, blocks: list[SpilledBlock]) -> None:
+        for block in blocks:
             self.blocks[side].append(block, partition)
-
-    def write(self, side: int, partition: int, rows: Rows, index: NDArray[np.int64]) -> list[SpilledBlock]:
-        """Write tuples to blocks of about `block_nbytes`, each with a departure stamp of its own.
-
-        Parameters
-        ----------
-        side, partition
-            Input and partition of the tuples.
-        rows, index
-            Tuples to write are those at `index`.
-        """
-        file, written = self.spill_file(side, partition), []
-        for positions, nbytes in cuts(rows, index, self.block_nbytes):
-            with held(self.reserve, nbytes):
-                part = rows.take(positions)
-                stamp = self.next_stamp()
-                part.departures[:] = stamp
-                written.append(write_block(file, part, self.reserve))
-        self.counters.rows_spilled += len(index)
-        self.spilled[side, partition] += len(index)
-        return written
-
-    def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
-        for partition in partitions:
-            self.flush(side, int(partition))
 
     # Cleanup phase
 

@@ -84,6 +84,13 @@ class TupleStore:
         self.indexes.append(index)
         return index
 
+    def drop_indexes(self) -> None:
+        """Free the indexes for good. Tuples that are added afterwards have none, so they cannot be probed."""
+        for at, index in enumerate(self.indexes):
+            if index is not None:
+                index.free()
+                self.indexes[at] = None
+
     @property
     def live_nbytes(self) -> int:
         """Bytes of the tuples themselves."""
