@@ -59,7 +59,7 @@ def join_memory(nbytes: int) -> NDArray[np.uint8]:
 
 
 def whole_nbytes(outer: BlockSource, inner: BlockSource) -> int:
-    """Return the memory with which a `BlockJoin` has all outer tuples in one chunk, so that it reads each block once."""
+    """Return the memory with which a `BlockJoin` holds all outer tuples at once, so that it reads each block once."""
     fixed = block_nbytes(max(outer.largest, inner.largest)) + outer.count * (outer.tuple_nbytes + _LINK + _HEAD) + _ODDS
     return fixed + min(-(-fixed // (_CHUNK_SHARE - 1)), _MOST_CHUNK)
 

@@ -151,12 +151,14 @@ class Sample:
         return float(estimates.sum()), max(variance, 0.0) + sum(self._of_sizes(side, densities) for side in (0, 1))
 
     def _by_partition(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(self._partitions, values, self._count)
+        sums: NDArray[np.float64] = np.bincount(self._partitions, values, self._count).astype(np.float64)
+        return sums
 
     def _squares(self, side: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return for each partition the sum of the squares of the sums of an input's tuples."""
         sums = np.bincount(self._tuples[side], values)
-        return np.bincount(self._homes[side], sums * sums, self._count)
+        squares: NDArray[np.float64] = np.bincount(self._homes[side], sums * sums, self._count).astype(np.float64)
+        return squares
 
     def _of_sizes(self, side: int, densities: NDArray[np.float64]) -> float:
         """Return the variance that comes from not knowing how many tuples of an input belong to each partition."""

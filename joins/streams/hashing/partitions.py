@@ -1,5 +1,6 @@
-"""`PartitionedHash`: what hash joins of two streams share that spill by partition of the key; `FlushingHash`: those
-whose spilled tuples keep their stamps.
+"""`PartitionedHash`: what hash joins of two streams share that spill by partition of the key.
+
+`FlushingHash` is what those of them share that write tuples with their stamps.
 
 Each input has a `TupleStore` with hash chains, and blocks on disk; both are divided into partitions by another hash of
 the key. Matching tuples are in partitions of the same number. Subclasses say what is written to disk and when.
@@ -245,7 +246,7 @@ class PartitionedHash(StreamsAlgorithm):
         yield from self.join_sources(*self.sources(partition), memory, given)
 
     def sources(self, partition: int) -> tuple[BlockSource, BlockSource]:
-        """Return the sources of a partition's tuples on disk: the outer one, which is the smaller, and the inner one."""
+        """Return the sources of a partition's tuples on disk: the outer one, the smaller, and the inner one."""
         counts = self.spilled[:, partition]
         outer = int(counts[1] < counts[0])
         if self.how in {"left", "right"}:

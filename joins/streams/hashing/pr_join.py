@@ -9,9 +9,9 @@ Phase 2: from the moment when memory is full on, arriving tuples are kept in the
 When memory is full, the partition with most tuples writes those of its larger input (section 5.1). A partition of
 number i whose size has grown from s tuples in phase 1 to s (1 + g)^(j + i/n), for j = 1, 2, ..., is joined: all its
 tuples with each other, those in memory and those on disk, except for pairs of tuples that were there when it was joined
-before (section 4.4). So the ripples of a partition expand by the factor 1 + g, and those of the n partitions take turns.
-The tuples on disk are written once, and read 1 + 1/g times at most, if no input is blocked (equation 13). While both
-inputs are blocked, the partition with most pairs left for each tuple to read is joined (section 5.3).
+before (section 4.4). So the ripples of a partition expand by the factor 1 + g, and those of the n partitions take
+turns. Tuples are written once, and read 2 + 1/g times at most, if no input is blocked (equation 13, see below). While
+both inputs are blocked, the partition with most pairs left for each tuple to read is joined (section 5.3).
 
 Phase 3: when all tuples have arrived, each partition is joined a last time.
 
@@ -31,7 +31,8 @@ Chosen beyond the source, or left out of it:
 - a partition that is joined writes its tuples in memory first, so that a tuple is read from disk only, and the hash
   table gets their memory. Then the others write until the hash table fits ("spill one page of partition j")
 - the memory of phase 2 is shared by all partitions, and has no hash chains
-- no stop constraint, since the size of a stream is not known; the paper leaves it out too with a fast disk (section 6.1)
+- no stop constraint, which would save up to one read of all tuples, since the size of a stream is not known; with a
+  fast disk the paper leaves it out too (section 6.1)
 
 Memory: the tuples in memory, in phase 1 with their hash chains; two blocks; and 80 bytes for each partition.
 """
@@ -121,17 +122,18 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
 
     >>> import numpy as np, pyarrow as pa
     >>> rng = np.random.default_rng(7)
-    >>> orders = pa.record_batch({"id": rng.permutation(8000), "customer": rng.integers(0, 500, 8000)})
-    >>> visits = pa.record_batch({"visit": rng.permutation(8000), "who": rng.integers(0, 500, 8000), "paid": rng.random(8000)})
-    >>> inputs = {"o": orders.schema, "v": visits.schema}
-    >>> with PRJoin(inputs, on=[("o.customer", "v.who")], memory="16MiB") as join:
-    ...     early = [*join.push(orders.slice(0, 2000), side="o"), *join.push(visits.slice(0, 2000), side="v")]
-    ...     table, totals = pa.Table.from_batches(early), {"o": 8000, "v": 8000}
-    ...     estimate = join.estimate(table, "sum", "paid", ids=("id", "visit"), totals=totals)
-    ...     early += [*join.push(orders.slice(2000), side="o"), *join.push(visits.slice(2000), side="v"), *join.finish()]
+    >>> keys, paid = rng.integers(0, 500, (2, 8000)), rng.random(8000)
+    >>> a = pa.record_batch({"id": np.arange(8000), "x": keys[0]})
+    >>> b = pa.record_batch({"no": np.arange(8000), "x": keys[1], "paid": paid})
+    >>> with PRJoin({"a": a.schema, "b": b.schema}, on="x", memory="16MiB") as join:
+    ...     early = [*join.push(a.slice(0, 2000), side="a"), *join.push(b.slice(0, 2000), side="b")]
+    ...     table, totals = pa.Table.from_batches(early), {"a": 8000, "b": 8000}
+    ...     estimate = join.estimate(table, "sum", "paid", ids=("id", "no"), totals=totals)
+    ...     late = [*join.push(a.slice(2000), side="a"), *join.push(b.slice(2000), side="b"), *join.finish()]
     >>> print(f"{estimate.value:.0f} +- {estimate.margin:.0f}")
-    >>> exact = sum(batch["paid"].to_numpy().sum() for batch in early)
-    >>> estimate.low < exact < estimate.high
+    63163 +- 2216
+    >>> exact = sum(batch["paid"].to_numpy().sum() for batch in early + late)
+    >>> bool(estimate.low < exact < estimate.high)
     True
     """
 
@@ -250,8 +252,8 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
         for name, arrived in zip(self.sides, rows.tolist(), strict=True):
             if not isinstance(totals[name], int) or totals[name] < arrived:
                 raise JoinInputError(
-                    f"`totals` of {name!r} must be a whole number, at least the {arrived} tuples that have arrived, not "
-                    f"{totals[name]!r}"
+                    f"`totals` of {name!r} must be a whole number, at least the {arrived} tuples that have arrived, "
+                    f"not {totals[name]!r}"
                 )
         return np.array([totals[name] for name in self.sides], dtype=np.int64)
 
