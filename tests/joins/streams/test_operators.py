@@ -13,6 +13,7 @@ from headrace.joins.streams import (
     HashMerge,
     MJoin,
     Near,
+    PRJoin,
     ProgressiveMerge,
     PunctuatedJoin,
     SymmetricHash,
@@ -120,7 +121,7 @@ def test_hash_joins_refuse_what_they_cannot_do(operator):
         operator(INPUTS, "x", how="outer")
 
 
-@pytest.mark.parametrize("operator", [DINER, MINER, RPJ, HashMerge, MJoin, ProgressiveMerge, PunctuatedJoin])
+@pytest.mark.parametrize("operator", [DINER, MINER, RPJ, PRJoin, HashMerge, MJoin, ProgressiveMerge, PunctuatedJoin])
 @pytest.mark.parametrize("how", ["left", "right", "full"])
 def test_an_outer_join_is_refused_with_the_operators_that_make_one(operator, how):
     with pytest.raises(JoinInputError, match=f"not '{how}'; SymmetricHash, XJoin and DoublePipelinedHash"):
@@ -169,7 +170,7 @@ def texts(size):
     return pa.record_batch({"x": [1], "text": ["y" * size]})
 
 
-@pytest.mark.parametrize("operator", [SymmetricHash, XJoin, DINER, DoublePipelinedHash, MINER, RPJ])
+@pytest.mark.parametrize("operator", [SymmetricHash, XJoin, DINER, DoublePipelinedHash, MINER, RPJ, PRJoin])
 def test_the_memory_that_a_large_tuple_needs_is_enough(operator, tmp_path):
     batch = texts(1_000_000)
     schemas, spill = {"a": batch.schema, "b": batch.schema}, {} if operator is SymmetricHash else {"spill": tmp_path}

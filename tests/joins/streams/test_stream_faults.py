@@ -17,7 +17,7 @@ from headrace.storage.errors import StorageIOError
 
 SCHEMA = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("t", pa.string())])
 INPUTS = {"a": SCHEMA, "b": SCHEMA}
-OTHERS = ["DINER", "MINER", "MJoin", "RPJ", "XJoin", "HashMerge", "ProgressiveMerge", "PunctuatedJoin"]
+OTHERS = ["DINER", "MINER", "MJoin", "RPJ", "PRJoin", "XJoin", "HashMerge", "ProgressiveMerge", "PunctuatedJoin"]
 SPILLING = ["DoublePipelinedHash", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 HOWS = ["full", *(pytest.param(how, marks=pytest.mark.slow) for how in ("inner", "left", "right"))]
 

@@ -82,6 +82,6 @@ def test_a_join_that_spills_keeps_to_its_budget(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [4, 32, 128])
 @pytest.mark.parametrize("kind", ["narrow", "text"])
-@pytest.mark.parametrize("operator", ["XJoin", "DoublePipelinedHash"])
+@pytest.mark.parametrize("operator", ["XJoin", "PRJoin", "DoublePipelinedHash"])
 def test_joins_that_spill_keep_to_any_budget(operator, kind, budget, tmp_path):
     assert_within(operator, "inner", budget * MIB, 3_000_017, kind, tmp_path)
