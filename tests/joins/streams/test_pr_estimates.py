@@ -87,7 +87,7 @@ def hits(world, orders, folder, share, aggregate, totals=TOTALS, **options):
     ("aggregate", "totals", "domain", "skewed", "stalls"),
     [
         ("sum", TOTALS, 300, False, False),
-        ("count", TOTALS, 60, True, True),
+        ("count", TOTALS, 150, True, True),
         ("mean", None, 300, True, False),
         pytest.param("mean", TOTALS, 300, False, True, marks=pytest.mark.slow),
         pytest.param("sum", None, 300, True, True, marks=pytest.mark.slow),
