@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.streams._data import SCHEMA, batch
-from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin, ProgressiveMerge
+from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin, PRJoin, ProgressiveMerge, XJoin
 from headrace.joins.streams.base.operator import StreamsJoin, StreamsParameters
 from headrace.joins.streams.hashing.rpj import RPJAlgorithm
 from headrace.storage.errors import MemoryBudgetError
@@ -75,7 +75,8 @@ class LifetimeRPJ(StreamsJoin):
 
 OPERATORS = {"DINER": DINER, "RPJ": RPJ, "HMJ": HashMerge}
 MULTIWAY = {"MINER": MINER, "MJoin": MJoin}
-KNOWN = OPERATORS | MULTIWAY | {"PMJ": ProgressiveMerge, LIFETIME: LifetimeRPJ}
+OTHERS = {"PMJ": ProgressiveMerge, LIFETIME: LifetimeRPJ, "PR-Join": PRJoin, "XJoin": XJoin}
+KNOWN = OPERATORS | MULTIWAY | OTHERS
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,18 @@ class Counted:
     ----------
     builder
         Result builder that it replaces.
+    clock
+        Clock to look at.
+
+    Attributes
+    ----------
+    trace
+        Time and number of rows of each batch.
     """
 
-    def __init__(self, builder):
-        self.most_rows = builder.most_rows
+    def __init__(self, builder, clock):
+        self.most_rows, self.nbytes = builder.most_rows, builder.nbytes
+        self.trace, self._clock = [], clock
         self._column = pa.nulls(self.most_rows)
 
     def batches(self, sources):
@@ -126,6 +135,7 @@ class Counted:
         rows = len(sources[0][1])
         for start in range(0, rows, self.most_rows):
             column = self._column.slice(0, min(self.most_rows, rows - start))
+            self.trace.append((self._clock(), len(column)))
             yield pa.RecordBatch.from_arrays([column], names=["nothing"])
 
 
@@ -242,12 +252,19 @@ class Online:
         Tuples in the input buffer at the end of each reactive phase.
     held
         Tuples in memory on average, from the first flush on.
+    trace
+        Times of results, and how many there were at each.
     """
 
     results: int
     reactive: int
     buffers: tuple
     held: int
+    trace: tuple = ()
+
+    def until(self, time):
+        """Return the results that there were at a time."""
+        return sum(rows for at, rows in self.trace if at <= time)
 
 
 def online(name, arriving, memory, settings, query=PAIR, **options):
@@ -261,10 +278,11 @@ def online(name, arriving, memory, settings, query=PAIR, **options):
         backend = timed_backend(clock, settings)
         waiting = {} if name == "PMJ" else {"wait": settings.wait}  # PMJ does not notice that inputs are blocked
         with query.make(name, memory, folder, clock=clock, backend=backend, **waiting, **options) as join:
-            join.algorithm.results = Counted(join.algorithm.results)
+            join.algorithm.results = Counted(join.algorithm.results, clock)
+            trace = join.algorithm.results.trace
             buffers, held = _arrive(join, arriving, clock, settings)
             stats = join.stats
-            return Online(stats.rows_out, stats.rows_reactive, tuple(buffers), held)
+            return Online(stats.rows_out, stats.rows_reactive, tuple(buffers), held, tuple(trace))
 
 
 def _arrive(join, arriving, clock, settings):

@@ -20,10 +20,10 @@ __all__ = ["FIGURES", "MODULES", "main", "measure"]
 
 MODULES = {
     name: importlib.import_module(f"benchmarks.streams.{name}").FIGURES
-    for name in ("real_data", "synthetic", "delays", "many_inputs", "punctuated")
+    for name in ("real_data", "synthetic", "delays", "ripples", "many_inputs", "punctuated")
 }
 FIGURES = {figure.name: figure for figures in MODULES.values() for figure in figures}
-LONGEST_FIRST = ("many_inputs", "synthetic", "delays", "real_data", "punctuated")
+LONGEST_FIRST = ("many_inputs", "synthetic", "delays", "ripples", "real_data", "punctuated")
 
 
 def measure(names, scale, folder):
