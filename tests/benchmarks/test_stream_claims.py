@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.experiments._claims import Verdict
 from benchmarks.experiments._results import Rows
-from benchmarks.streams import _headlines, delays, many_inputs, punctuated, real_data, synthetic
+from benchmarks.streams import _headlines, delays, many_inputs, punctuated, real_data, ripples, synthetic
 from benchmarks.streams._claims import BOUND, COUNTED, DINER, HMJ, PAPER, RPJ
 from benchmarks.streams._headlines import HEADLINES, headlines
 from benchmarks.streams._world import LIFETIME
@@ -67,6 +67,12 @@ REAL = [
     several(put(DINER, 10), put(RPJ, 9, 8, 7, 6), put(HMJ, 9, 8, 7, 6)),
     put(COUNTED, 0.1),
 ]
+
+
+def by_time(name):
+    ours = [10, 20, 30, 40, 50]
+    lines = {line: [value / (1 + at / 10) for value in ours] for at, line in enumerate(ripples.LINES)}
+    return table(name, lines, ripples.PERCENT)
 
 
 def spans(name):
@@ -196,6 +202,8 @@ CASES = {  # rows that support all claims of a figure, and for each claim a chan
     "stock_delays": (delayed, [BEHIND]),
     "outer_blocks": (lambda name: table(name, {DINER: [50] * 6}, delays.OUTER_BLOCKS),
                      [put(DINER, 50, 55, 60, 65, 70, 75)]),
+    "ripples": (by_time, [put(RPJ, 60), put(ripples.XJOIN, 1, 1, 1, 1, 51)]),
+    "ripples_pauses": (by_time, [put(RPJ, 5), put(ripples.XJOIN, 1, 1, 1, 1, 51)]),
     "inputs": (chained, CHAINED),
     "inputs_skew": (by_skew, [put(FOUR, 40)]),
     "gaps": (by_gap, [several(*(put(line, 60, 20) for line in GAP_LINES)), put(GAP_LINES[1], 50, 70)]),

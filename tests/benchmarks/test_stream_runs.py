@@ -129,6 +129,14 @@ def test_the_bound_is_near_what_a_good_policy_has():
     assert small / 2 < online("DINER", arriving, memory_for("DINER", 400), Settings()).results <= small
 
 
+@pytest.mark.parametrize("name", ["DINER", "PR-Join"])
+def test_results_by_time_are_those_that_a_run_up_to_then_has(name):
+    arriving = arrivals(zipf(1000, 100, 0, 3), Settings(), 7)
+    run = online(name, arriving, memory_for(name, 400), Settings())
+    ends = arriving.times[-1], 100 * arriving.times[-1]
+    assert 0 < run.until(ends[0] / 2) < run.until(ends[0]) <= run.until(ends[1]) == run.results
+
+
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("even", [False, True])
 def test_both_streams_are_retrieved_completely(scheduled, even):
