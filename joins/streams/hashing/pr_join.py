@@ -75,6 +75,7 @@ _TWO = 2
 _FEWEST_PARTITIONS = 16
 _PARTITION_NBYTES = 80
 _CHUNK = 1 << 14
+_EXPANSIONS = 0.01, 1000
 _AGGREGATES = ("count", "sum", "mean")
 
 
@@ -96,8 +97,8 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
     partitions
         Number of partitions (the paper's n), a power of 2 from 2 to 64; by default 16, or more in a large memory.
     expansion
-        By which part of its size a partition grows before it is joined again (the paper's gamma), greater than 0. With
-        a greater one less is read, and results come later.
+        By which part of its size a partition grows before it is joined again (the paper's gamma), from 0.01 to 1000.
+        With a greater one less is read, and results come later.
     wait
         Seconds without an arrival after which inputs are blocked, or text such as ``"25ms"``.
     clock
@@ -154,8 +155,9 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
         parameters = StreamsParameters.check(
             inputs, on, how, memory, wait=wait, spill=spill, clock=clock, backend=backend
         )
-        if isinstance(expansion, bool) or not isinstance(expansion, (int, float)) or not 0 < expansion < np.inf:
-            raise JoinInputError(f"`expansion` must be a number greater than 0, not {expansion!r}")
+        least, most = _EXPANSIONS
+        if isinstance(expansion, bool) or not isinstance(expansion, (int, float)) or not least <= expansion <= most:
+            raise JoinInputError(f"`expansion` must be a number from {least} to {most}, not {expansion!r}")
         if partitions is None:
             partitions = max(_FEWEST_PARTITIONS, spool_partitions(parameters.memory))
         super().__init__(PRJoinAlgorithm(parameters, partitions, expansion))
@@ -198,6 +200,8 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
         normally: some hundreds, more if few of them have most of the sum. If an input is sorted by anything that the
         value or the number of matches depends on, the interval means nothing.
 
+        The memory that this takes belongs to the caller: some numbers for each result.
+
         Parameters
         ----------
         results
@@ -227,7 +231,9 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
             raise JoinInputError(f"`aggregate` must be {' or '.join(map(repr, _AGGREGATES))}, not {aggregate!r}")
         if (value is None) != (aggregate == "count"):
             raise JoinInputError(f"`value` is {value!r}; name a column for sum and mean, and none for count")
-        if not 0 < confidence < 1:
+        if not isinstance(results, pa.Table):
+            raise JoinInputError(f"`results` must be a table, not {type(results).__name__}; use pa.Table.from_batches")
+        if not isinstance(confidence, float) or not 0 < confidence < 1:
             raise JoinInputError(f"`confidence` must be greater than 0 and less than 1, not {confidence!r}")
         if len(results) > algorithm.counters.rows_out:
             raise JoinInputError(

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams import Coverage, Estimate, PRJoin
+from headrace.joins.streams import Coverage, Estimate, Near, PRJoin
 from headrace.joins.streams.hashing.estimates import Sample
 
 ROWS, STEP, SEEDS = 3000, 150, 200
@@ -87,8 +87,8 @@ def hits(world, orders, folder, share, aggregate, totals=TOTALS, **options):
     ("aggregate", "totals", "domain", "skewed", "stalls"),
     [
         ("sum", TOTALS, 300, False, False),
-        ("count", TOTALS, 150, True, True),
-        ("mean", None, 300, True, False),
+        ("count", TOTALS, 300, True, True),
+        ("mean", None, 600, True, False),
         pytest.param("mean", TOTALS, 300, False, True, marks=pytest.mark.slow),
         pytest.param("sum", None, 300, True, True, marks=pytest.mark.slow),
         pytest.param("count", TOTALS, ROWS, False, False, marks=pytest.mark.slow),
@@ -185,6 +185,8 @@ def test_unusable_arguments_are_refused(tmp_path):
         refused("name a column for sum", "sum")
         refused("name a column for sum", "count", "paid")
         refused("`confidence` must be", confidence=1.0)
+        refused("`confidence` must be", confidence="0.95")
+        refused("must be a table, not list", table=results.to_batches())
         refused("no single column 'price'", "sum", "price")
         refused("no single column 'key'", ids=("key", "no"))
         refused("no single column 'x'", table=results.drop_columns(["x"]))
@@ -200,6 +202,7 @@ def test_unusable_arguments_are_refused(tmp_path):
         refused("must name 'a' and 'b'", totals={"a": ROWS})
         refused("this join has given", table=pa.concat_tables([results, results]))
         refused("no result to estimate from", table=results.slice(0, 0))
+        refused("no result to estimate from", table=results.schema.empty_table())
 
 
 def test_too_few_tuples_are_no_sample(tmp_path):
@@ -223,3 +226,26 @@ def test_tuples_without_a_key_count_as_tuples():
             assert join.coverage.rows.tolist() == [1000, 1000]
     assert np.mean([estimate.value for estimate in found]) == pytest.approx(50 * 20 * 20, rel=0.05)
     assert sum(estimate.low <= 20_000 <= estimate.high for estimate in found) >= 43
+
+
+@pytest.mark.parametrize(
+    ("columns", "on"),
+    [
+        ({"x": pa.string()}, ["x"]),
+        ({"x": pa.float64(), "y": pa.int32()}, [("a.x", "b.x"), Near("a.y", "b.y", 3)]),
+        ({"y": pa.int32(), "w": pa.string(), "x": pa.int64()}, ["x", "y"]),
+    ],
+    ids=["text", "float and band", "two columns"],
+)
+def test_results_are_of_the_partition_in_which_their_tuples_are_counted(columns, on):
+    rng = np.random.default_rng(11)
+    values = {name: pa.array(rng.integers(0, 40, 500)).cast(dtype) for name, dtype in columns.items()}
+    batch = pa.record_batch({"id": pa.array(range(500)), **values})
+    with PRJoin({"a": batch.schema, "b": batch.schema}, on, partitions=4) as join:
+        results = [*join.push(batch, side="a"), *join.push(batch.slice(0, 400), side="b")]
+        partitions = join.algorithm.partitions_of_results(pa.table(batch))
+        counts = np.bincount(partitions, minlength=4)
+        assert counts.tolist() == join.coverage.arrived[0].tolist() == join.coverage.covered[0].tolist()
+        assert counts.min() > 0
+        found = join.estimate(pa.Table.from_batches(results), ids=("id", "id_right"), totals={"a": 500, "b": 500})
+        assert found.margin > 0
