@@ -278,7 +278,7 @@ def test_wrong_parameters_are_refused(tmp_path):
     with pytest.raises(JoinInputError, match="DINER for bands"):
         PRJoin(INPUTS, Near("x", "x", 1), spill=tmp_path)
     for expansion in (0, -1.0, 1e-9, float("inf"), float("nan"), "2", True):
-        with pytest.raises(JoinInputError, match="`expansion` must be a number from 0.01 to 1000"):
+        with pytest.raises(JoinInputError, match=r"`expansion` must be a number from 0\.01 to 1000"):
             PRJoin(INPUTS, "x", expansion=expansion)
     with pytest.raises(JoinInputError, match="`partitions`"):
         PRJoin(INPUTS, "x", partitions=3)
