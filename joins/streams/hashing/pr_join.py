@@ -39,7 +39,7 @@ Memory: the tuples in memory, in phase 1 with their hash chains; two blocks; and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -227,18 +227,7 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
             After `close`.
         """
         algorithm = self._settled()
-        if aggregate not in _AGGREGATES:
-            raise JoinInputError(f"`aggregate` must be {' or '.join(map(repr, _AGGREGATES))}, not {aggregate!r}")
-        if (value is None) != (aggregate == "count"):
-            raise JoinInputError(f"`value` is {value!r}; name a column for sum and mean, and none for count")
-        if not isinstance(results, pa.Table):
-            raise JoinInputError(f"`results` must be a table, not {type(results).__name__}; use pa.Table.from_batches")
-        if not isinstance(confidence, float) or not 0 < confidence < 1:
-            raise JoinInputError(f"`confidence` must be greater than 0 and less than 1, not {confidence!r}")
-        if len(results) > algorithm.counters.rows_out:
-            raise JoinInputError(
-                f"there are {len(results)} results, but this join has given {algorithm.counters.rows_out}; pass its own"
-            )
+        _check_estimate(results, aggregate, value, confidence, algorithm.counters.rows_out)
         counted = np.ones(len(results), dtype=np.bool_)
         values = np.ones(len(results), dtype=np.float64)
         if value is not None:
@@ -262,6 +251,20 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
                     f"not {totals[name]!r}"
                 )
         return np.array([totals[name] for name in self.sides], dtype=np.int64)
+
+
+def _check_estimate(results: Any, aggregate: str, value: str | None, confidence: Any, given: int) -> None:
+    """Raise an error if an argument of `PRJoin.estimate` cannot be used by a join that has given so many results."""
+    if aggregate not in _AGGREGATES:
+        raise JoinInputError(f"`aggregate` must be {' or '.join(map(repr, _AGGREGATES))}, not {aggregate!r}")
+    if (value is None) != (aggregate == "count"):
+        raise JoinInputError(f"`value` is {value!r}; name a column for sum and mean, and none for count")
+    if not isinstance(results, pa.Table):
+        raise JoinInputError(f"`results` must be a table, not {type(results).__name__}; use pa.Table.from_batches")
+    if not isinstance(confidence, float) or not 0 < confidence < 1:
+        raise JoinInputError(f"`confidence` must be greater than 0 and less than 1, not {confidence!r}")
+    if len(results) > given:
+        raise JoinInputError(f"there are {len(results)} results, but this join has given {given}; pass its own")
 
 
 def _column(results: pa.Table, name: str) -> pa.ChunkedArray:
