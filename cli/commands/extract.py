@@ -59,7 +59,7 @@ def extract(console: Console, /, url: str, table: str, out: Path, **options: Any
 
     growing = options["new_by"] is not None
     left = (
-        f"complete files in {out}; the next run continues after them"
+        f"the complete files in {out}, if there are any; the next run continues after them"
         if growing
         else f"nothing; {out} was not written or changed"
     )

@@ -22,7 +22,7 @@ from sqlalchemy.exc import NoSuchTableError, SAWarning
 
 from headrace.pipelines.database.columns import Column, clause_of, column_of, unsupported_reason
 from headrace.pipelines.database.folder import GrowingFolder, Subject, new_folder, writing
-from headrace.pipelines.database.source import Source, parse_source, reading
+from headrace.pipelines.database.source import SQLITE, Source, parse_source, reading
 from headrace.pipelines.errors import ExtractionError
 from headrace.storage.errors import nearest
 
@@ -157,10 +157,10 @@ def _relation(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SAWarning)  # of types that SQLAlchemy does not know, which are refused
         try:
-            found = inspector.get_columns(table, schema=schema)
+            found = inspector.get_columns(table, schema=schema)  # of SQLite, also for a name in another case
+            key = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
         except NoSuchTableError:
             raise _no_table(inspector, source, table, schema) from None
-        key = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     clauses = [clause_of(each) for each in _chosen(found, table, names)]
     sql_table(_quoted(table), *clauses, schema=None if schema is None else _quoted(schema))  # they are its columns now
     columns = [column_of(each, source.backend) for each in clauses]
@@ -230,7 +230,7 @@ def _require_order(connection: Connection, relation: _Relation, new_by: str) -> 
     advice = "name a unique column whose values grow, such as an identity column, or extract without --new-by"
     if not column.ordered:
         raise ExtractionError(f"{place} has the type {column.declared}, which is not compared exactly; {advice}")
-    if [new_by] not in _unique_columns(inspect(connection), relation) or _is_inherited(connection, relation):
+    if [new_by] not in _unique_columns(connection, relation) or _is_inherited(connection, relation):
         raise ExtractionError(
             f"{place} is not declared unique, or not with the tables that inherit from it, so later rows with the "
             f"greatest extracted value would be lost; {advice}"
@@ -240,17 +240,32 @@ def _require_order(connection: Connection, relation: _Relation, new_by: str) -> 
         raise ExtractionError(f"{place} may be null, so it does not order all rows; declare it NOT NULL, or {advice}")
 
 
-def _unique_columns(inspector: Inspector, relation: _Relation) -> list[Sequence[str | None]]:
+def _unique_columns(connection: Connection, relation: _Relation) -> list[Sequence[str | None]]:
     """Return the lists of columns whose values are different in all rows."""
+    if connection.dialect.name == SQLITE:
+        return [relation.key, *_unique_in_sqlite(connection, relation)]
+    inspector = inspect(connection)
+    constraints = inspector.get_unique_constraints(relation.name, schema=relation.schema)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SAWarning)  # of indexes by expressions
         indexes = inspector.get_indexes(relation.name, schema=relation.schema)
-    constraints = inspector.get_unique_constraints(relation.name, schema=relation.schema)
     return [
         relation.key,
         *(each["column_names"] for each in constraints),
         *(each["column_names"] for each in indexes if each["unique"] and not _is_partial(each)),
     ]
+
+
+def _unique_in_sqlite(connection: Connection, relation: _Relation) -> Iterator[Sequence[str | None]]:
+    """Yield the columns of each unique index.
+
+    SQLite's own list is read: SQLAlchemy parses the text of statements, and misses the condition in ``ON t(a)WHERE b``.
+    """
+    place = relation.schema or "main"
+    listed = 'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial'
+    for (index,) in connection.exec_driver_sql(listed, (relation.name, place)).all():
+        found = connection.exec_driver_sql("SELECT name FROM pragma_index_info(?, ?)", (index, place))
+        yield [name for (name,) in found]  # None is an expression
 
 
 def _is_inherited(connection: Connection, relation: _Relation) -> bool:

@@ -186,7 +186,8 @@ class GrowingFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the next run removes what is left
+        with self._lock, contextlib.suppress(OSError, ExtractionError):  # the next run removes what is left
+            self._load()  # `commit` may have been interrupted, after `_extract.json` committed another file
             self._remove_remains()
 
     def begin(self) -> Path:
@@ -315,6 +316,8 @@ def _check_new(folder: Path) -> None:
             raise _in_use(folder, others)
         if os.path.ismount(folder):
             raise ExtractionError(f"{folder} is the root of a file system; name a new folder in it")
+        if folder.samefile("."):  # the shell would go on to see the folder that is replaced, which is empty
+            raise ExtractionError(f"{folder} is the current folder, which cannot be replaced; name a new folder in it")
 
 
 def _in_use(folder: Path, names: list[str]) -> ExtractionError:

@@ -91,7 +91,7 @@ def test_a_failure_names_the_table_what_is_left_and_how_to_go_on(shop, invoke, t
     assert f"  go on  fix the cause, then run: headrace extract {shop} orders -o out\n" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
     outcome = invoke("extract", shop, "orders", "-o", "out", "--new-by", "id")
-    assert "  left   complete files in out; the next run continues after them\n" in outcome.err
+    assert "  left   the complete files in out, if there are any; the next run continues after them\n" in outcome.err
 
 
 def test_the_password_of_a_variable_is_in_no_message(invoke, monkeypatch):

@@ -1,6 +1,7 @@
 """Extraction from SQLite, compared with the plain `sqlite3` module: exact values or a refusal, in complete files."""
 
 import datetime as dt
+import itertools
 import json
 import math
 import os
@@ -281,6 +282,11 @@ def test_what_is_not_there_is_named_with_the_nearest_name(shop):
     shop.refuses("no table or view 'orders'", "orders")
 
 
+def test_names_of_tables_are_not_folded(shop):
+    shop.fill("Orders", "id INTEGER PRIMARY KEY")
+    shop.refuses(r"no table or view 'orders' \(did you mean 'Orders'\?\)", "orders")
+
+
 def test_a_view_of_a_dropped_table_is_one_line(shop):
     shop.fill("t", "a INTEGER")
     shop.execute("CREATE VIEW v AS SELECT a FROM t")
@@ -358,6 +364,15 @@ def test_only_a_new_or_empty_folder_is_taken(shop):
     shop.refuses("there is no folder", "t", out=shop.place / "no" / "out")
 
 
+def test_the_current_folder_is_not_replaced(shop, monkeypatch):
+    shop.fill("t", "id INTEGER PRIMARY KEY", [(1,)])
+    shop.out.mkdir()
+    monkeypatch.chdir(shop.out)
+    shop.refuses("is the current folder, which cannot be replaced; name a new folder in it", "t", out=Path())
+    assert shop.extract("t", out=Path("new")).rows == 1
+    assert [path.name for path in Path().iterdir()] == ["new"]
+
+
 def refusing(number):
     def call(*_arguments, **_options):
         raise OSError(number, os.strerror(number))
@@ -431,12 +446,30 @@ def test_a_column_that_does_not_order_all_rows_is_refused(shop, columns, reason)
     shop.refuses(reason, "t", new_by="id")
 
 
-def test_a_partial_unique_index_is_not_enough(shop):
+@pytest.mark.parametrize("index", ["t (id) WHERE id > 5", "t (id)WHERE id > 5", "t (id) /* some */ WHERE id > 5"])
+def test_a_partial_unique_index_is_not_enough(shop, index):
     shop.fill("t", "id INTEGER NOT NULL")
-    shop.execute("CREATE UNIQUE INDEX u ON t (id) WHERE id > 5")
+    shop.execute(f"CREATE UNIQUE INDEX u ON {index}")
     shop.refuses("is not declared unique", "t", new_by="id")
     shop.execute("CREATE UNIQUE INDEX whole ON t (id)")
     assert shop.extract("t", new_by="id").rows == 0
+
+
+@pytest.mark.parametrize("index", ["t (id + 1)", "t (id, a)", "t (id, a + 1)", "t (a)"])
+def test_an_index_of_something_else_is_not_enough(shop, index):
+    shop.fill("t", "id INTEGER NOT NULL, a INTEGER")
+    shop.execute(f"CREATE UNIQUE INDEX u ON {index}")
+    shop.refuses("is not declared unique", "t", new_by="id")
+
+
+def test_a_unique_column_of_any_name_orders_rows(shop):
+    name = 'a, "b" %(c)s'
+    quoted = '"' + name.replace('"', '""') + '"'
+    shop.fill("t", f"{quoted} INTEGER NOT NULL UNIQUE", [(1,), (2,)])
+    assert shop.extract("t", new_by=name).position == "2"
+    shop.execute("INSERT INTO t VALUES (3)")
+    assert shop.extract("t", new_by=name).rows == 1
+    assert shop.read()[name].to_pylist() == [1, 2, 3]
 
 
 def test_a_null_in_a_key_of_sqlite_is_refused(shop):
@@ -555,6 +588,40 @@ def test_each_row_is_in_one_file_wherever_the_extraction_is_killed(shop):
         assert loaded == list(range(10)), f"killed at step {step}"
         assert sorted(path.name for path in shop.out.iterdir()) == ["_extract.json"]
     assert step > 3 * 7  # three files, each with seven steps
+
+
+def interrupted_at(line, shop):
+    """Extract, and interrupt at a line of those that commit a file; return whether there was such a line."""
+    commits = {each.__code__ for each in (folder.GrowingFolder.commit, folder.GrowingFolder._save)}
+    lines = itertools.count(1)
+
+    def trace(frame, event, _argument):
+        if event == "line" and frame.f_code in commits and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace if frame.f_code in commits else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        shop.extract("t", new_by="id", rows_per_file=1)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_each_row_is_in_one_file_wherever_a_commit_is_interrupted(shop):
+    shop.fill("t", "id INTEGER PRIMARY KEY", [(1,), (2,)])
+    line, interrupted = 0, True
+    while interrupted:
+        line += 1
+        shop.out = shop.place / f"out{line}"
+        interrupted = interrupted_at(line, shop)
+        shop.extract("t", new_by="id")
+        assert rows_of_new_files(shop.out) == [1, 2], f"interrupted at line {line}"
+        assert sorted(path.name for path in shop.out.iterdir()) == ["_extract.json"]
+    assert line > 2 * 8  # two files
 
 
 def test_a_whole_extraction_that_is_killed_leaves_nothing_that_is_read(shop):
