@@ -96,8 +96,8 @@ class Sample:
     Raises
     ------
     JoinInputError
-        If there are no results, if tuples have numbers that are not theirs alone, or if the results of some partition
-        are no sample yet, since they cover less than two tuples.
+        If there are no results, if tuples have numbers that are not theirs alone, if a result occurs twice, or if the
+        results of some partition are no sample yet, since they cover less than two tuples.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Sample:
         self._count = coverage.arrived.shape[1]
         self._partitions, self._tuples = partitions, tuples
         self._homes = [self._home(side, numbers) for side, numbers in enumerate(tuples)]
+        self._require_pairs()
         self._rows, self._totals = coverage.rows, totals
         self._shares = coverage.arrived / np.maximum(coverage.rows, 1)[:, None]
         self._sizes = coverage.arrived * (totals / np.maximum(coverage.rows, 1))[:, None]
@@ -123,6 +124,16 @@ class Sample:
             )
         if len(partitions) == 0 and (self._left.any(where=present) or (totals > coverage.rows).any()):
             raise JoinInputError("there is no result to estimate from yet; go on until there are some")
+
+    def _require_pairs(self) -> None:
+        """Raise an error if two results are of the same pair of tuples."""
+        first, second = self._tuples
+        pairs = np.sort(first * (second.max(initial=0) + 1) + second)
+        if (pairs[1:] == pairs[:-1]).any():
+            raise JoinInputError(
+                "two results have the same values of `ids`, so these do not identify tuples, or a result occurs twice; "
+                "name columns that are different in each tuple, and pass each result once"
+            )
 
     def _home(self, side: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the partition of each tuple of an input."""

@@ -232,11 +232,23 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
         values = np.ones(len(results), dtype=np.float64)
         if value is not None:
             values, counted = _numbers(results, value)
-        tuples = _codes(results, ids[0]), _codes(results, ids[1])
+        tuples = self._codes(results, ids, 0), self._codes(results, ids, 1)
         sample = Sample(algorithm.coverage, self._totals(totals), algorithm.partitions_of_results(results), tuples)
         if aggregate == "mean":
             return sample.mean(values, counted, confidence)
         return sample.sum(values, confidence)
+
+    def _codes(self, results: pa.Table, ids: tuple[str, str], side: int) -> NDArray[np.int64]:
+        """Return a number for the tuple of an input that each result has."""
+        own = len(self.algorithm.graph.schemas[0])
+        others = self.schema.names[own:] if side == 0 else self.schema.names[:own]
+        if ids[side] in others:
+            first, second = self.sides
+            raise JoinInputError(
+                f"`ids` must be a column of {first!r} and one of {second!r}, but {ids[side]!r} is one of "
+                f"{self.sides[1 - side]!r}"
+            )
+        return _codes(results, ids[side])
 
     def _totals(self, totals: Mapping[str, int] | None) -> NDArray[np.int64]:
         rows = self.algorithm.coverage.rows

@@ -191,9 +191,14 @@ def test_unusable_arguments_are_refused(tmp_path):
         refused("no single column 'key'", ids=("key", "no"))
         refused("no single column 'x'", table=results.drop_columns(["x"]))
         refused("must have type int64", table=results.set_column(1, "x", results["x"].cast(pa.int32())))
-        refused("do not identify the tuples of input 0", ids=("paid", "no"), table=results.set_column(
-            results.column_names.index("paid"), "paid", pa.array(np.zeros(len(results)))
+        refused("do not identify the tuples of input 0", table=results.set_column(
+            results.column_names.index("id"), "id", pa.array(np.zeros(len(results)))
         ))  # fmt: skip
+        refused("must be a column of 'a' and one of 'b', but 'no' is one of 'b'", ids=("no", "id"))
+        refused("must be a column of 'a' and one of 'b', but 'x' is one of 'a'", ids=("id", "x"))
+        refused("two results have the same values of `ids`", ids=("x", "no"))
+        half = results.slice(0, len(results) // 2)
+        refused("or a result occurs twice", table=pa.concat_tables([half, half]))
         refused(
             "which is no number", "sum", "text", table=results.append_column("text", results["paid"].cast("string"))
         )
