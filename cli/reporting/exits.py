@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ExitCode", "exit_code_of", "guarded"]
+__all__ = ["ExitCode", "exit_code_of", "guarded", "was_interrupted"]
 
 UNNAMED_STEP = Step("reading the arguments", "nothing was changed")
 
@@ -58,10 +58,10 @@ def exit_code_of(error: BaseException) -> ExitCode:
         ((HeadraceError, click.ClickException, OSError, MemoryError), ExitCode.FAILURE),
     )
     code = next((code for family, code in families if isinstance(error, family)), ExitCode.BUG)
-    return ExitCode.INTERRUPTED if code is ExitCode.BUG and _was_interrupted(error) else code
+    return ExitCode.INTERRUPTED if code is ExitCode.BUG and was_interrupted(error) else code
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
+def was_interrupted(error: BaseException | None) -> bool:
     """Whether an interrupt caused an error: an interrupted import may raise a different error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from headrace.cli.reporting.console import Console
-from headrace.cli.reporting.exits import guarded
+from headrace.cli.reporting.exits import guarded, was_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,12 +75,14 @@ class RootGroup(LazyGroup):
 def handle_termination() -> None:
     """Handle SIGTERM and SIGHUP like Ctrl-C, and let only the console report them.
 
-    When an interrupt hits a call into the JVM, py4j logs it with its stack on the root logger.
+    When an interrupt hits a call into the JVM or a database, py4j or SQLAlchemy logs it, or an error that follows from
+    it, with its stack.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it, so that the command continues
         signal.signal(signal.SIGHUP, signal.default_int_handler)
-    logging.getLogger().addFilter(_is_no_interrupt)
+    for handler in logging.getLogger().handlers:  # a filter of the root logger would not see what others log
+        handler.addFilter(_is_no_interrupt)
 
 
 def time_log_lines() -> None:
@@ -89,4 +91,4 @@ def time_log_lines() -> None:
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
+    return record.exc_info is None or not was_interrupted(record.exc_info[1])

@@ -183,22 +183,29 @@ def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
 
 INTERRUPTED_CALL = """
 import logging
-from headrace.cli.main import handle_termination
+from headrace.cli.main import handle_termination, time_log_lines
 
+time_log_lines()
 handle_termination()
-for error in (KeyboardInterrupt(), ValueError("lost connection")):
-    try:
-        raise error
-    except BaseException:
-        logging.exception("%s while sending command.", type(error).__name__)
+for logger in (logging.getLogger(), logging.getLogger("sqlalchemy.pool")):
+    for error in (KeyboardInterrupt(), ValueError("lost connection")):
+        try:
+            raise error
+        except BaseException:
+            logger.exception("%s while sending command.", type(error).__name__)
+            try:
+                raise OSError("is closed")
+            except OSError:
+                logger.exception("%s before the connection was closed.", type(error).__name__)
 """
 
 
-def test_py4j_tells_no_interrupt_with_its_stack():
+def test_libraries_tell_no_interrupt_with_its_stack():
     command = [sys.executable, "-c", INTERRUPTED_CALL]
     errors = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "KeyboardInterrupt" not in errors
-    assert "lost connection" in errors
+    assert errors.count("ValueError while sending command.") == 2
+    assert errors.count("ValueError before the connection was closed.") == 2
 
 
 def test_an_import_that_an_interrupt_ended_is_an_interrupt():
