@@ -197,8 +197,8 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
 
         The interval contains the true value with the given probability if both inputs arrive in random order,
         independently of each other, and if there are enough results for sums of their values to be distributed
-        normally: some hundreds, more if few of them have most of the sum. If an input is sorted by anything that the
-        value or the number of matches depends on, the interval means nothing.
+        normally: some hundreds, more if few of them, or few tuples of an input, have most of the sum. If an input is
+        sorted by anything that the value or the number of matches depends on, the interval means nothing.
 
         The memory that this takes belongs to the caller: some numbers for each result.
 
