@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from sqlalchemy import column as sql_column
-from sqlalchemy import inspect, quoted_name, select
+from sqlalchemy import inspect, quoted_name, select, text
 from sqlalchemy import table as sql_table
 from sqlalchemy.dialects.postgresql.base import PGInspector
 from sqlalchemy.exc import NoSuchTableError, SAWarning
@@ -249,10 +249,12 @@ def _unique_columns(connection: Connection, relation: _Relation) -> list[Sequenc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SAWarning)  # of indexes by expressions
         indexes = inspector.get_indexes(relation.name, schema=relation.schema)
+    unique = [each for each in indexes if each["unique"] and not _is_partial(each)]
+    invalid = _invalid_indexes(connection, relation) if unique else set()
     return [
         relation.key,
         *(each["column_names"] for each in constraints),
-        *(each["column_names"] for each in indexes if each["unique"] and not _is_partial(each)),
+        *(each["column_names"] for each in unique if each["name"] not in invalid),
     ]
 
 
@@ -262,10 +264,26 @@ def _unique_in_sqlite(connection: Connection, relation: _Relation) -> Iterator[S
     SQLite's own list is read: SQLAlchemy parses the text of statements, and misses the condition in ``ON t(a)WHERE b``.
     """
     place = relation.schema or "main"
-    listed = 'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial'
-    for (index,) in connection.exec_driver_sql(listed, (relation.name, place)).all():
-        found = connection.exec_driver_sql("SELECT name FROM pragma_index_info(?, ?)", (index, place))
+    listed = text('SELECT name FROM pragma_index_list(:name, :place) WHERE "unique" AND NOT partial')
+    parts = text("SELECT name FROM pragma_index_info(:name, :place)")
+    for (index,) in connection.execute(listed, {"name": relation.name, "place": place}).all():
+        found = connection.execute(parts, {"name": index, "place": place})
         yield [name for (name,) in found]  # None is an expression
+
+
+def _invalid_indexes(connection: Connection, relation: _Relation) -> set[str | None]:
+    """Return the indexes of a table of PostgreSQL whose concurrent creation failed: they do not cover all rows."""
+    inspector = inspect(connection)
+    assert isinstance(inspector, PGInspector)
+    indexes = sql_table("pg_index", *map(sql_column, ("indexrelid", "indrelid", "indisvalid")), schema="pg_catalog")
+    names = sql_table("pg_class", sql_column("oid"), sql_column("relname"), schema="pg_catalog")
+    found = (
+        select(names.c.relname)
+        .join(indexes, indexes.c.indexrelid == names.c.oid)
+        .where(indexes.c.indrelid == inspector.get_table_oid(relation.name, schema=relation.schema))
+        .where(indexes.c.indisvalid.is_(False))
+    )
+    return set(connection.execute(found).scalars())
 
 
 def _is_inherited(connection: Connection, relation: _Relation) -> bool:
@@ -338,8 +356,8 @@ def _bad_value(relation: _Relation, column: Column, row: Any, number: int, reaso
 
 
 def _short(value: Any) -> str:
-    text = repr(value[:_SHOWN] if isinstance(value, str | bytes) else value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    shown = repr(value[:_SHOWN] if isinstance(value, str | bytes) else value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
 
 
 class _Files:

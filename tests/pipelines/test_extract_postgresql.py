@@ -246,6 +246,16 @@ def test_a_constraint_that_does_not_cover_all_rows_is_not_enough(database):
     assert database.extract("parted", new_by="id").rows == 1
 
 
+def test_a_unique_index_that_could_not_be_made_is_none(database):
+    database.execute("CREATE TABLE failed (id integer NOT NULL); INSERT INTO failed VALUES (1), (1)")
+    with pytest.raises(AssertionError, match="could not create unique index"):
+        database.execute("CREATE UNIQUE INDEX CONCURRENTLY once ON failed (id)")
+    database.refuses("is not declared unique", "failed", new_by="id")
+    database.execute("DELETE FROM failed")
+    database.execute("REINDEX INDEX once")
+    assert database.extract("failed", new_by="id").rows == 0
+
+
 def test_all_rows_are_of_one_state_of_the_database(database, monkeypatch):
     monkeypatch.setattr(extraction, "_PARTITION_ROWS", 2)
     database.execute("CREATE TABLE t (a integer); INSERT INTO t SELECT 1 FROM generate_series(1, 8)")
