@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,12 +58,15 @@ def extract(console: Console, /, url: str, table: str, out: Path, **options: Any
     from headrace.pipelines.database import ROWS_PER_FILE
     from headrace.pipelines.database import extract as extracted
 
-    growing = options["new_by"] is not None
-    left = (
-        f"the complete files in {out}, if there are any; the next run continues after them"
-        if growing
-        else f"nothing; {out} was not written or changed"
-    )
+    growing, there = options["new_by"] is not None, _has_files(out)
+
+    def left() -> str:
+        if growing:
+            return f"the complete files in {out}, if there are any; the next run continues after them"
+        if _has_files(out) and not there:
+            return f"the complete table in {out}; only the report is missing"
+        return f"nothing; {out} was not written or changed"
+
     rows_per_file = options.pop("rows_per_file") or ROWS_PER_FILE
     started = console.clock()
     with console.step(f"extracting {table} to {out}", left=left), console.progress("read") as progress:
@@ -84,3 +88,7 @@ def extract(console: Console, /, url: str, table: str, out: Path, **options: Any
     if growing:
         pairs["position"] = "none" if result.position is None else f"{options['new_by']} = {result.position}"
     console.result(document, Pairs(f"Extracted {table} to {out}", pairs))
+
+
+def _has_files(out: Path) -> bool:
+    return os.path.exists(out / "part-000001.parquet")  # noqa: PTH110 - `Path.exists` fails without the permission

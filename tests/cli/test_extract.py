@@ -6,6 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.pipelines import database
+from headrace.pipelines.database import extract
 from headrace.storage import Table
 
 
@@ -92,6 +94,19 @@ def test_a_failure_names_the_table_what_is_left_and_how_to_go_on(shop, invoke, t
     assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
     outcome = invoke("extract", shop, "orders", "-o", "out", "--new-by", "id")
     assert "  left   the complete files in out, if there are any; the next run continues after them\n" in outcome.err
+
+
+def test_an_interrupt_after_the_last_step_leaves_the_table(shop, invoke, monkeypatch):
+    def interrupted(*arguments, **options):
+        extract(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(database, "extract", interrupted)
+    outcome = invoke("extract", shop, "orders", "-o", "out")
+    assert outcome.code == 130
+    assert "  left   the complete table in out; only the report is missing\n" in outcome.err
+    again = invoke("extract", shop, "orders", "-o", "out")
+    assert "  left   nothing; out was not written or changed\n" in again.err
 
 
 def test_the_password_of_a_variable_is_in_no_message(invoke, monkeypatch):
