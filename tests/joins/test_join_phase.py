@@ -123,6 +123,7 @@ def test_threads_that_divide_the_buckets_admit_the_same_rows(build, monkeypatch)
 
     monkeypatch.setattr(RecordTier, "begin_admission", begin_both)
     monkeypatch.setattr(record_tier, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(record_tier, "_OFFERED_SHARE", 1)  # all rows, of a settled tier too
     source = pa.table({"k": np.arange(60_000), "v": rng.integers(0, 2**62, 60_000), "w": np.arange(60_000)})
     with build(source, ["k"], unique=True, page_size=4096) as table, SSIJ(table, "k", memory="512KiB") as join:
         for _ in range(20):

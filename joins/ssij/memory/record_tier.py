@@ -2,11 +2,11 @@
 
 Popular keys are seldom neighbors, so a cached page holds one popular row among hundreds of others. Admission follows
 TinyLFU: a row found on a page that had to be read comes in if it was looked up more often recently than the least used
-row of its bucket. Once the tier has been offered as many rows as it holds, it is offered a quarter of them: most would
-be refused, and those that are popular come again soon. All counts are halved periodically. A row on a cached page needs
-no place as long as the page stays. A stream without popular keys makes the tier inactive: it releases its memory, and
-tries again after a pause that doubles each time. So does a stream whose popular keys lie together, so that the cached
-pages hold most of what is looked up, or serve so much of it that the tier saves no reads
+row of its bucket. Once the tier has been offered four times the rows that it holds, it is offered a quarter of them:
+most would be refused, and those that are popular come again soon. All counts are halved periodically. A row on a cached
+page needs no place as long as the page stays. A stream without popular keys makes the tier inactive: it releases its
+memory, and tries again after a pause that doubles each time. So does a stream whose popular keys lie together, so that
+the cached pages hold most of what is looked up, or serve so much of it that the tier saves no reads
 (`headrace.joins.ssij.memory.tier_trial`).
 
 Only tables whose key is one word and unique can have a record tier, and only for result columns of one word each.
@@ -48,7 +48,8 @@ _PAUSE_SHARE = 8  # a pause lasts for so many times the tuples of the trial befo
 _PAGES_SUFFICE = 0.6  # share of the tuples not found here whose page is cached
 _PAGES_COMPETE = 0.05  # the same, where pages without the tier may serve as much as the tier
 _WORTH_A_THREAD = 4096  # fewer rows are admitted before a thread has woken up
-_OFFERED_SHARE = 4  # a warm tier is offered one in so many rows, since most of them it would refuse
+_OFFERED_SHARE = 4  # a settled tier is offered one in so many rows, since most of them it would refuse
+_SETTLED = 4  # times as many rows as the tier has slots: when they have been offered, those that it holds are popular
 _GOLDEN = 0.5 * (5**0.5 - 1)  # the golden ratio
 _ALL_VALID = np.zeros(0, dtype=np.bool_)
 
@@ -224,7 +225,8 @@ class RecordTier:
         then no one may look up rows or write to the frames. A popular row that is not offered will be soon.
         """
         self._choices += 1
-        some = part_offered(self._choices, len(frame)) if self._warm else slice(None)
+        settled = self._offered >= _SETTLED * self._slots
+        some = part_offered(self._choices, len(frame)) if settled else slice(None)
         rows = frame[some], row[some], count[some], keys.prefix[some]
         self._offered += len(rows[0])
 
@@ -277,7 +279,7 @@ class RecordTier:
 
 
 def part_offered(choice: int, rows: int) -> slice:
-    """Return which part of some rows a warm tier is offered. Successive choices have no period: no page is left out."""
+    """Return which part of some rows is offered. Successive choices have no period, so no page is always left out."""
     part = int(choice * _GOLDEN % 1 * _OFFERED_SHARE)
     return slice(rows * part // _OFFERED_SHARE, rows * (part + 1) // _OFFERED_SHARE)
 
