@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.joins.errors import StreamSchemaError
-from headrace.joins.handle import check_batch, columns_of
+from headrace.joins.handle import check_batch, check_same_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -53,10 +52,7 @@ def of_one_schema(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     schema = None
     for batch in batches:
         check_batch(batch)
-        if schema is not None and not batch.schema.equals(schema):
-            raise StreamSchemaError(
-                f"all batches of a stream must have one schema; the first had {columns_of(schema)}, this one has "
-                f"{columns_of(batch.schema)}"
-            )
+        if schema is not None:
+            check_same_schema(batch.schema, schema)
         schema = batch.schema
         yield batch

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.dictionaries import WaitingDictionaries
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
-from headrace.joins.errors import JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_clock, check_takeable, check_time, columns_of, parsed
+from headrace.joins.errors import JoinInputError
+from headrace.joins.handle import (
+    JoinHandle,
+    check_batch,
+    check_clock,
+    check_same_schema,
+    check_takeable,
+    check_time,
+    parsed,
+)
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.predicates import Bound, On, Predicate, as_predicate
 from headrace.joins.protocol import Output, Progress
@@ -222,11 +230,8 @@ class JoinAlgorithm(ABC):
             self._bound = self.predicate.bind(self.relation.snapshot.codec, stream)
             self._stream = stream
             self._rebind()
-        elif not stream.equals(self._stream):
-            raise StreamSchemaError(
-                f"all batches of a stream must have one schema; the first had {columns_of(self._stream)}, this one has "
-                f"{columns_of(stream)}"
-            )
+        else:
+            check_same_schema(stream, self._stream)
 
     def _rebind(self) -> None:
         """Build what depends on both the stream's schema and the snapshot."""

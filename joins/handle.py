@@ -32,6 +32,7 @@ __all__ = [
     "JoinHandle",
     "check_batch",
     "check_clock",
+    "check_same_schema",
     "check_takeable",
     "check_time",
     "columns_of",
@@ -176,6 +177,15 @@ def check_batch(batch: object) -> None:
         raise StreamSchemaError(
             f"a stream comes as pyarrow record batches, not as {type(batch).__name__}; "
             "for a table, push each of its `to_batches()`"
+        )
+
+
+def check_same_schema(schema: pa.Schema, first: pa.Schema) -> None:
+    """Refuse a batch whose schema is not that of the first batch."""
+    if not schema.equals(first):
+        raise StreamSchemaError(
+            f"all batches of a stream must have one schema; the first had {columns_of(first)}, this one has "
+            f"{columns_of(schema)}"
         )
 
 

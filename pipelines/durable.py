@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["create_whole", "sync_folder", "write_new"]
+__all__ = ["create_whole", "sync_file", "sync_folder", "write_new"]
 
 
 def create_whole(place: Path, content: bytes) -> None:
@@ -42,6 +42,18 @@ def write_new(place: Path, content: bytes) -> None:
     with place.open("xb") as file:
         file.write(content)
         file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(place: Path) -> None:
+    """Make the content of a file durable that was written before.
+
+    Raises
+    ------
+    OSError
+        If the operating system refuses.
+    """
+    with place.open("rb") as file:
         os.fsync(file.fileno())
 
 

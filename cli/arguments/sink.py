@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.cli.reporting.errors import OutputFileError, writing
+from headrace.pipelines.durable import sync_file, sync_folder
 from headrace.storage.file import claimed, remove_remains, removed
 
 if TYPE_CHECKING:
@@ -116,11 +117,6 @@ def _texts(schema: pa.Schema) -> list[str]:
 
 
 def _publish(partial: Path, path: Path) -> None:
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(partial)
     partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

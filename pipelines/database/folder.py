@@ -27,7 +27,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from headrace.pipelines.durable import sync_folder, write_new
+from headrace.pipelines.durable import sync_file, sync_folder, write_new
 from headrace.pipelines.errors import ExtractionError
 from headrace.storage.file import claimed, remove_remains
 
@@ -107,7 +107,7 @@ class _WholeFolder:
     def commit(self, position: str | None) -> str:
         assert position is None
         path = self.begin()
-        _sync(path)
+        sync_file(path)
         self.files += 1
         return path.name
 
@@ -199,7 +199,7 @@ class GrowingFolder:
 
     def commit(self, position: str | None) -> str:
         """Commit the file that was begun, which is closed, and return its name."""
-        _sync(self._partial(self.files + 1))
+        sync_file(self._partial(self.files + 1))
         sync_folder(self.folder)
         self._save(self.files + 1, position)
         self.files, self.position = self.files + 1, position
@@ -279,11 +279,6 @@ def _hidden_folder(folder: Path) -> Path:
     hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.partial")
     hidden.mkdir()
     return hidden
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

@@ -381,7 +381,7 @@ def refusing(number):
 
 
 @pytest.mark.parametrize("new_by", [None, "id"])
-@pytest.mark.parametrize("step", ["_sync", "sync_folder"])
+@pytest.mark.parametrize("step", ["sync_file", "sync_folder"])
 def test_a_full_disk_leaves_nothing_that_is_read(shop, monkeypatch, new_by, step):
     shop.fill("t", "id INTEGER PRIMARY KEY", [(1,)])
     with monkeypatch.context() as patch:

@@ -282,7 +282,7 @@ def test_a_full_disk_ends_the_reading_too(database, monkeypatch):
     def refused(_path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "_sync", refused)
+    monkeypatch.setattr(folder, "sync_file", refused)
     database.refuses("No space left on device; free space", "t", rows_per_file=10)  # an open cursor would warn
     assert not database.out.exists()
 

@@ -232,13 +232,13 @@ class PRJoin(StreamsJoin["PRJoinAlgorithm"]):
         values = np.ones(len(results), dtype=np.float64)
         if value is not None:
             values, counted = _numbers(results, value)
-        tuples = self._codes(results, ids, 0), self._codes(results, ids, 1)
+        tuples = self._tuples_of(results, ids, 0), self._tuples_of(results, ids, 1)
         sample = Sample(algorithm.coverage, self._totals(totals), algorithm.partitions_of_results(results), tuples)
         if aggregate == "mean":
             return sample.mean(values, counted, confidence)
         return sample.sum(values, confidence)
 
-    def _codes(self, results: pa.Table, ids: tuple[str, str], side: int) -> NDArray[np.int64]:
+    def _tuples_of(self, results: pa.Table, ids: tuple[str, str], side: int) -> NDArray[np.int64]:
         """Return a number for the tuple of an input that each result has."""
         own = len(self.algorithm.graph.schemas[0])
         others = self.schema.names[own:] if side == 0 else self.schema.names[:own]
