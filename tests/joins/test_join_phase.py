@@ -1,5 +1,6 @@
 """Join phases of SSIJ in which threads gather the next pairs, and divide the record tier, while a block is joined."""
 
+import copy
 import gc
 import threading
 
@@ -114,7 +115,7 @@ def test_threads_that_divide_the_buckets_admit_the_same_rows(build, monkeypatch)
     begin, compared = RecordTier.begin_admission, []
 
     def begin_both(tier, _, frames, frame, row, count, keys):
-        alone = kernels.RecordTable(*(part.copy() for part in tier._table))
+        alone = copy.deepcopy(tier._table)
         begin(tier, Workers(3), frames, frame, row, count, keys)()
         size, entries = tier._page_size, tier._entries
         kernels.admit_rows(frames, size, frame, row, count, keys.prefix, entries, alone, 0, len(alone.buckets))

@@ -1,6 +1,7 @@
 """SSIJ's record tier: the same results with it and without, and a tier that is active only where it pays."""
 
 import datetime as dt
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,9 @@ def relation():
             "small": pa.array((key % 100).astype(np.int8)),
             "flag": pa.array(key % 3 == 0),
             "half": pa.array((key / 2).astype(np.float32), mask=key % 5 == 0),
+            "price": pa.array(
+                [None if at % 11 == 0 else Decimal(at) ** 5 for at in key.tolist()], pa.decimal128(38, 2)
+            ),
             "day": pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=int(at) % 999) for at in key]),
         }
     )
@@ -146,9 +150,9 @@ def test_the_tier_gives_way_to_a_tuple_that_needs_its_memory(table):
     assert sum(len(row) for row in rows if row["text"][0].as_py() == huge) == 1
 
 
-def test_only_unique_keys_and_columns_of_one_word_have_a_tier(build, table):
+def test_only_unique_keys_and_columns_of_fixed_width_have_a_tier(build, table):
     snapshot = table.snapshot()
-    assert RecordTier.possible(snapshot, ["wide", "flag"], 1 << 20)
+    assert RecordTier.possible(snapshot, ["wide", "flag", "price"], 1 << 20)
     assert not RecordTier.possible(snapshot, ["k", "wide"], 1 << 20)
     assert not RecordTier.possible(snapshot, ["wide"], 100)
     text = pa.table({"k": [1, 2], "name": ["a", "b"]})
@@ -156,6 +160,20 @@ def test_only_unique_keys_and_columns_of_one_word_have_a_tier(build, table):
         assert not RecordTier.possible(with_text.snapshot(), ["name"], 1 << 20)
     with build(text.select(["k"]), ["k"]) as repeated:
         assert not RecordTier.possible(repeated.snapshot(), [], 1 << 20)
+
+
+def test_a_record_takes_the_bytes_of_its_values_and_a_null_bit_for_each(table):
+    snapshot, nbytes = table.snapshot(), 1 << 20
+    buckets = {}
+    for columns in (["small"], ["wide"], ["price", "small", "flag", "day"]):
+        tier = RecordTier(snapshot, columns, nbytes)
+        tier.activate()
+        buckets[tuple(columns)] = len(tier._table.buckets)
+        assert nbytes - 300 < tier.nbytes <= nbytes
+        assert sum(part.nbytes for part in tier._table[:3]) == pytest.approx(tier.nbytes, rel=0.001)
+    beside = 64 + 32  # keys and use counts of seven rows, and their share of the sketch
+    widths = [2, 9, 16 + 1 + 1 + 4 + 1]  # the null bits of a decimal's two words, too, are in the last byte
+    assert list(buckets.values()) == [nbytes // (beside + 7 * width) for width in widths]
 
 
 def test_a_table_that_fits_into_the_memory_has_no_tier(table):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BUCKET", "LINE", "SLOTS", "RecordTable", "admit_rows", "copy_records", "find_records"]
 
-_WORD = 8
 BUCKET = 8
 LINE = 64
 SLOTS = 7
@@ -45,13 +44,19 @@ class RecordTable(NamedTuple):
         Use counts and keys of each bucket's slots.
     sketch : uint8[m]
         How often absent keys were looked up.
-    records : uint64[slots, 1 + c]
-        For each slot a null bit for each column, and the columns.
+    records : uint8[m]
+        For each slot the value of each column, and a null bit for each column. Slack behind them.
+    offsets : int64[c + 1]
+        Where each value begins in a record, and where the null bits do.
+    nbytes : int
+        Bytes of a record.
     """
 
     buckets: NDArray[np.uint64]
     sketch: NDArray[np.uint8]
-    records: NDArray[np.uint64]
+    records: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    nbytes: int
 
 
 @njit(inline="always")
@@ -158,10 +163,8 @@ def admit_rows(
     low, high
         Range of buckets. Rows that belong to others are left out.
     """
-    buckets, sketch, records = table
+    buckets, sketch, records, offsets, nbytes = table
     lines = buckets.reshape(buckets.size).view(np.uint8)
-    slots = records.reshape(records.size).view(np.uint8)
-    slot_nbytes = records.shape[1] * _WORD
     some, bucket, slot = np.empty((3, _AHEAD), dtype=np.int64)
     done = 0
     while done < len(frame):
@@ -182,11 +185,12 @@ def admit_rows(
             taken = _take_slot(key[i], often, buckets[bucket[at]]) if often >= _OFTEN else -1
             if taken >= 0:
                 some[admitted], slot[admitted] = i, bucket[at] * SLOTS + taken
-                prefetch(slots, slot[admitted] * slot_nbytes)
+                prefetch(records, slot[admitted] * nbytes)
                 admitted += 1
         for at in range(admitted):
             i = some[at]
-            _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot[at]])
+            page = np.int64(frame[i]) * page_size
+            _write_record(frames, page, np.int64(row[i]), entries, records, slot[at] * nbytes, offsets)
 
 
 @njit(inline="always")
@@ -211,28 +215,37 @@ def _take_slot(key: np.uint64, often: np.uint8, bucket: NDArray[np.uint64]) -> n
 
 @njit(inline="always")
 def _write_record(
-    frames: NDArray[np.uint8], page: np.int64, row: np.int64, entries: NDArray[np.int64], record: NDArray[np.uint64]
+    frames: NDArray[np.uint8],
+    page: np.int64,
+    row: np.int64,
+    entries: NDArray[np.int64],
+    records: NDArray[np.uint8],
+    start: np.int64,
+    offsets: NDArray[np.int64],
 ) -> None:
-    """Copy one row of a page."""
-    nulls = np.uint64(0)
-    for c in range(len(entries)):
+    """Copy one row of a page, byte by byte: the next record follows at once."""
+    columns = len(entries)
+    nulls = start + offsets[columns]
+    for c in range(columns):
         at = page + _DIRECTORY + _ENTRY * entries[c]
         packed = load_u64(frames, at + 8)
         width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
         mask = ~np.uint64(0) if width == 8 else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)  # noqa: PLR2004 - bytes of a word
-        bitmap = np.int64((packed >> _HALF) & _U16)
-        if bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1:
-            nulls |= np.uint64(1) << np.uint64(c)
         data = page + np.int64(packed & _U16) + row * width
-        record[1 + c] = load_u64(frames, at) + (load_u64(frames, data) & mask)
-    record[0] = nulls
+        value = load_u64(frames, at) + (load_u64(frames, data) & mask)
+        for byte in range(offsets[c + 1] - offsets[c]):
+            records[start + offsets[c] + byte] = np.uint8(value >> np.uint64(8 * byte))
+        bitmap = np.int64((packed >> _HALF) & _U16)
+        if c & 7 == 0:
+            records[nulls + (c >> 3)] = 0
+        if bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1:
+            records[nulls + (c >> 3)] |= np.uint8(1) << np.uint8(c & 7)
 
 
 @njit(cache=True, nogil=True)
 def copy_records(
-    records: NDArray[np.uint64],
+    table: RecordTable,
     slot: NDArray[np.int32],
-    sizes: NDArray[np.int64],
     starts: NDArray[np.int64],
     out: NDArray[np.uint8],
     valid: NDArray[np.uint8],
@@ -242,8 +255,8 @@ def copy_records(
 
     Parameters
     ----------
-    sizes, starts : int64[c]
-        Bytes of a value of each column, and start of the column in `out`.
+    starts : int64[c]
+        Start of each column in `out`.
     out : uint8
         Columns one after the other, each with slack behind it.
     valid : uint8[c, n]
@@ -251,17 +264,16 @@ def copy_records(
     missing : int64[c]
         Output: number of nulls.
     """
-    for c in range(len(sizes)):
-        missing[c] = 0
-    lines = records.reshape(records.size).view(np.uint8)
-    nbytes = records.shape[1] * _WORD
+    records, offsets, nbytes = table.records, table.offsets, table.nbytes
+    columns = len(starts)
+    missing[:] = 0
     for i in range(len(slot)):
         if i + _AHEAD < len(slot):
-            prefetch(lines, slot[i + _AHEAD] * nbytes)
-        at = slot[i]
-        nulls = records[at, 0]
-        for c in range(len(sizes)):
-            null = (nulls >> np.uint64(c)) & np.uint64(1)
-            valid[c, i] = np.uint8(1) - np.uint8(null)
+            prefetch(records, np.int64(slot[i + _AHEAD]) * nbytes)
+        start = np.int64(slot[i]) * nbytes
+        nulls = start + offsets[columns]
+        for c in range(columns):
+            null = (records[nulls + (c >> 3)] >> np.uint8(c & 7)) & np.uint8(1)
+            valid[c, i] = np.uint8(1) - null
             missing[c] += np.int64(null)
-            store_u64(out, starts[c] + i * sizes[c], records[at, 1 + c])
+            store_u64(out, starts[c] + i * (offsets[c + 1] - offsets[c]), load_u64(records, start + offsets[c]))

@@ -9,7 +9,7 @@ memory, and tries again after a pause that doubles each time. So does a stream w
 the cached pages hold most of what is looked up, or serve so much of it that the tier saves no reads
 (`headrace.joins.ssij.memory.tier_trial`).
 
-Only tables whose key is one word and unique can have a record tier, and only for result columns of one word each.
+Only tables whose key is one word and unique can have a record tier, and only for result columns of fixed width.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from headrace.joins.ssij.memory import _record_kernels as kernels
 from headrace.joins.ssij.memory.tier_trial import TierTrial
+from headrace.storage.format.constants import SLACK
 from headrace.storage.leaf import FixedRows
 
 if TYPE_CHECKING:
@@ -36,10 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordMatches", "RecordTier", "part_offered"]
 
-_WORD = 8
 _BUCKETS_PER_LINE = 2  # buckets per line of the sketch: four to five counters for each slot
 _LEAST_BUCKETS = 8
-_MOST_COLUMNS = 64  # bits of the word that marks nulls
 _AGE_AFTER = 8  # misses per slot
 _EPOCH = 65_536
 _LEAST_HITS = 0.12  # share of the tuples: below it, looking up costs more than it saves
@@ -86,9 +85,10 @@ class RecordTier:
 
     def __init__(self, snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> None:
         self._columns = [snapshot.layout.by_name[name] for name in columns]
-        self._entries = FixedRows(self._columns, 0).entries
+        words = FixedRows(self._columns, 0)
+        self._entries, self._sizes = words.entries, words.sizes
         self._page_size = snapshot.page_size
-        self._buckets_most = nbytes // _bucket_nbytes(len(columns))
+        self._buckets_most = max(0, nbytes - SLACK) // _bucket_nbytes(self._sizes)
         self._slots = self._buckets_most * kernels.SLOTS
         self.active = False
         self._inactive_tuples = 0
@@ -103,14 +103,16 @@ class RecordTier:
     def possible(snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> bool:
         """Return whether a tier of `nbytes` bytes can hold enough rows of this relation."""
         layout = snapshot.layout
-        one_word = all(name in layout.by_name and layout.by_name[name].words == 1 for name in columns)
-        fits = nbytes >= _LEAST_BUCKETS * _bucket_nbytes(len(columns))
-        return snapshot.unique and snapshot.codec.kind == "u64" and one_word and len(columns) <= _MOST_COLUMNS and fits
+        if not all(name in layout.by_name and layout.by_name[name].words for name in columns):
+            return False
+        sizes = FixedRows([layout.by_name[name] for name in columns], 0).sizes
+        fits = nbytes >= _LEAST_BUCKETS * _bucket_nbytes(sizes) + SLACK
+        return snapshot.unique and snapshot.codec.kind == "u64" and fits
 
     @property
     def nbytes(self) -> int:
         """Bytes that the tier takes while it is active."""
-        return self._buckets_most * _bucket_nbytes(len(self._columns))
+        return self._buckets_most * _bucket_nbytes(self._sizes) + SLACK
 
     def activate(self) -> None:
         """Start empty. The caller has made room for `nbytes`."""
@@ -207,7 +209,7 @@ class RecordTier:
     def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
         """Return the result columns of the rows in these slots."""
         rows = FixedRows(self._columns, len(slot))
-        kernels.copy_records(self._table.records, slot, rows.sizes, rows.starts, rows.out, rows.valid, rows.missing)
+        kernels.copy_records(self._table, slot, rows.starts, rows.out, rows.valid, rows.missing)
         return rows.arrays(len(slot))
 
     def begin_admission(
@@ -266,10 +268,13 @@ class RecordTier:
         uses[:] = np.maximum(uses >> 1, uses > 0)
 
     def _empty_table(self, buckets: int) -> kernels.RecordTable:
+        record = _record_nbytes(self._sizes)
         return kernels.RecordTable(
             buckets=np.zeros((buckets, kernels.BUCKET), dtype=np.uint64),
             sketch=np.zeros(buckets * kernels.LINE // _BUCKETS_PER_LINE, dtype=np.uint8),
-            records=np.zeros((buckets * kernels.SLOTS, 1 + len(self._columns)), dtype=np.uint64),
+            records=np.zeros(buckets * kernels.SLOTS * record + SLACK, dtype=np.uint8),
+            offsets=np.concatenate([[0], self._sizes.cumsum()]),
+            nbytes=record,
         )
 
     def _drop(self) -> None:
@@ -284,6 +289,11 @@ def part_offered(choice: int, rows: int) -> slice:
     return slice(rows * part // _OFFERED_SHARE, rows * (part + 1) // _OFFERED_SHARE)
 
 
-def _bucket_nbytes(columns: int) -> int:
-    """Return the bytes of a bucket: keys and use counts, sketch, null bits, and columns."""
-    return kernels.LINE + kernels.LINE // _BUCKETS_PER_LINE + kernels.SLOTS * _WORD * (1 + columns)
+def _bucket_nbytes(sizes: NDArray[np.int64]) -> int:
+    """Return the bytes of a bucket: keys and use counts, sketch, and records of values of these sizes."""
+    return kernels.LINE + kernels.LINE // _BUCKETS_PER_LINE + kernels.SLOTS * _record_nbytes(sizes)
+
+
+def _record_nbytes(sizes: NDArray[np.int64]) -> int:
+    """Return the bytes of a record: values of these sizes, and a null bit for each."""
+    return int(sizes.sum()) + -(-len(sizes) // 8)
