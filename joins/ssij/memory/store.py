@@ -366,13 +366,13 @@ class Store:
             self.direct.describe(self.cache.buffer, frames)
         self.budget.settle()
 
-    def hold(self, chunk: Chunk) -> None:
-        """Put tuples into the stream buffer."""
-        wanted = min(chunk.wanted_most, self.snapshot.leaves - self.stream.pages)
-        tuples = self.stream.growth(chunk) + self.stream.division_nbytes(chunk.rows)
-        self.make_room(self._growth(tuples, chunk.index_nbytes + self.stream.listed_growth(wanted)))
-        for piece in self.stream.divided(chunk):
-            self.stream.add(piece)
+    def hold(self, chunks: Sequence[Chunk]) -> None:
+        """Put tuples of one batch into the stream buffer."""
+        wanted = min(sum(chunk.wanted_most for chunk in chunks), self.snapshot.leaves - self.stream.pages)
+        runs = sum(chunk.index_nbytes for chunk in chunks) + self.stream.listed_growth(wanted)
+        self.make_room(self._growth(self.stream.growth(chunks), runs))
+        for chunk in chunks:
+            self.stream.add(chunk)
         self.account()
         while (few := self.stream.mergeable(self.workspace // 2)) and self.try_make_room(
             self.stream.merged_growth(few)

@@ -23,13 +23,14 @@ import numpy as np
 
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.dictionaries import HeldDictionaries, combined_nbytes, own_nbytes
-from headrace.joins.input_buffer import DeferredSlice, arrivals_at
+from headrace.joins.emitter import rows_at
+from headrace.joins.input_buffer import DeferredSlice, arrivals_at, compact
 from headrace.joins.ssij.memory import _index_kernels as kernels
 from headrace.storage.format import concat_batches, take
 from headrace.storage.read import LeafMap, values_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -259,30 +260,38 @@ class StreamBuffer:
         """Return how many runs of several leaves contain a leaf and the one before it."""
         return sum(int(((chunk.first < leaf) & (leaf <= chunk.last)).sum()) for chunk in self._spanning)
 
-    def growth(self, chunk: Chunk) -> int:
-        """Return by how many bytes the tuples of a chunk would make the stream buffer grow."""
-        return chunk.tuple_nbytes + self.dictionaries_growth(chunk.rows)
+    def growth(self, chunks: Sequence[Chunk]) -> int:
+        """Return by how many bytes chunks that share their dictionaries would make the stream buffer grow."""
+        return sum(chunk.tuple_nbytes for chunk in chunks) + self.dictionaries_growth(chunks[0].rows)
 
     def dictionaries_growth(self, rows: pa.RecordBatch) -> int:
         """Return how many bytes the dictionaries of some tuples would add, however many chunks these tuples become."""
         return self._dictionaries.growth(rows)
 
     def division_nbytes(self, rows: pa.RecordBatch) -> int:
-        """Return the most bytes by which some tuples grow when they are divided."""
+        """Return the most bytes by which some tuples grow when they are divided by ranges."""
         if self._ranges is None or not self.divides:
             return 0
         return self._ranges.count * division_nbytes(rows.slice(0, 0))
 
-    def divided(self, chunk: Chunk) -> Iterator[Chunk]:
-        """Yield the tuples of a chunk as they are to be added: divided by ranges if they are many."""
-        divisible = chunk.simple and chunk.undecided is None and chunk.within is None
-        if self._ranges is None or not (self.divides and divisible and len(chunk.rows) >= _LEAST_DIVIDED):
-            yield chunk
-            return
-        for number, places in enumerate(self._ranges.divide(chunk.first)):
-            if len(places):
-                first, arrival = chunk.first[places], arrivals_at(chunk.arrival, places)
-                yield Chunk(take(chunk.rows, places), arrival, first, first, within=number)
+    def chunks_at(
+        self, rows: pa.RecordBatch, arrival: Arrivals, places: NDArray[np.integer], leaf: NDArray[np.int32]
+    ) -> list[Chunk]:
+        """Return tuples at some places, each of which waits for one leaf: divided by ranges if they are many.
+
+        Changes nothing, so that threads may run it at once.
+
+        Parameters
+        ----------
+        rows, arrival
+            Tuples of a batch.
+        places, leaf : int[n]
+            Which of them wait, and their leaves, which ascend.
+        """
+        if self._ranges is None or not (self.divides and len(places) >= _LEAST_DIVIDED):
+            return [_chunk_at(rows, arrival, places, leaf)]
+        parts = enumerate(self._ranges.divide(leaf))
+        return [_chunk_at(rows, arrival, places[part], leaf[part], number) for number, part in parts if len(part)]
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -324,7 +333,10 @@ class StreamBuffer:
         for chunk in last:
             self._drop(chunk.rows, chunk.tuple_nbytes)
         self._runs_nbytes -= sum(chunk.index_nbytes for chunk in last)
-        for piece in self.divided(_merged(last)):
+        chunk = _merged(last)
+        divisible = self.divides and chunk.simple and chunk.undecided is None and chunk.within is None
+        every = np.arange(len(chunk.rows))
+        for piece in self.chunks_at(chunk.rows, chunk.arrival, every, chunk.first) if divisible else [chunk]:
             self._append(piece)
 
     def clear(self, step: int) -> None:
@@ -448,6 +460,16 @@ class StreamBuffer:
     def _drop(self, rows: pa.RecordBatch, nbytes: int) -> None:
         self._own_nbytes -= nbytes
         self._dictionaries.remove(rows)
+
+
+def _chunk_at(
+    rows: pa.RecordBatch,
+    arrival: Arrivals,
+    places: NDArray[np.integer],
+    leaf: NDArray[np.int32],
+    within: int | None = None,
+) -> Chunk:
+    return Chunk(compact(rows_at(rows, places)), arrivals_at(arrival, places), leaf, leaf, within=within)
 
 
 def _combined_nbytes(chunks: Sequence[Chunk]) -> int:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.emitter import rows_at
-from headrace.joins.input_buffer import arrivals_at, compact
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase
@@ -72,7 +70,7 @@ class _Joined:
 
     probe: DirectProbe
     results: list[pa.RecordBatch]
-    chunk: Chunk | None
+    chunks: list[Chunk]
 
 
 class DirectPhase(ProbingPhase[DirectProbe]):
@@ -111,18 +109,17 @@ class DirectPhase(ProbingPhase[DirectProbe]):
 
         The stream buffer must have room for the waiting tuples.
         """
-        begin, chunks = self._context.progress.busy_seconds, []
+        begin, waiting = self._context.progress.busy_seconds, []
         self._context.counters.online_phases += 1
         self._store.pin(on=True)
         for joined in self._context.workers.stream(self._join, self._parts):
             self._note(joined.probe)
             self._probes.append(joined.probe)
-            chunks.append(joined.chunk)
+            waiting.append(joined.chunks)
             yield from joined.results
         self._store.pin(on=False)
-        for chunk in chunks:
-            if chunk is not None:
-                self._store.hold(chunk)
+        for chunks in filter(None, waiting):
+            self._store.hold(chunks)
         if self._store.tiers.rows is not None:
             looked_up = sum(len(probe.frame) for probe in self._probes)
             self._store.tiers.rows.advance(looked_up, self._store.try_make_room)
@@ -141,7 +138,13 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         probe = part if isinstance(part, DirectProbe) else self._probe(part)
         found = self._lookup.probe(self._store.cache.buffer, probe.keys, probe.frame, self._context.outer)
         results = list(self._context.emitter.emit_found(probe.batch.rows, found.source, found.columns))
-        return _Joined(probe, results, _chunk(probe) if probe.waiting else None)
+        return _Joined(probe, results, self._waiting_chunks(probe) if probe.waiting else [])
+
+    def _waiting_chunks(self, probe: DirectProbe) -> list[Chunk]:
+        """Return the tuples that wait, in the order of their leaves."""
+        waiting = np.flatnonzero(probe.frame == -1).astype(np.int32)
+        waiting = waiting[ascending(probe.leaf[waiting])]
+        return self._store.stream.chunks_at(probe.batch.rows, probe.batch.arrival, waiting, probe.leaf[waiting])
 
     def _ask_filter(self, keys: KeyWords, leaf: NDArray[np.int32], frame: NDArray[np.int32]) -> int:
         """Exclude tuples whose key the filter knows to be absent from waiting; return how many."""
@@ -160,13 +163,3 @@ class DirectPhase(ProbingPhase[DirectProbe]):
             arrival = arrival[probe.frame != -1]
         self._context.counters.rows_cached += done
         self._context.completed(arrival, done)
-
-
-def _chunk(probe: DirectProbe) -> Chunk:
-    """Return the tuples that wait, in the order of their leaves."""
-    waiting = np.flatnonzero(probe.frame == -1).astype(np.int32)
-    order = ascending(probe.leaf[waiting])
-    waiting = waiting[order]
-    leaf = probe.leaf[waiting]
-    rows = compact(rows_at(probe.batch.rows, waiting))
-    return Chunk(rows, arrivals_at(probe.batch.arrival, waiting), leaf, leaf)

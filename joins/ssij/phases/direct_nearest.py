@@ -110,7 +110,7 @@ class DirectNearestPhase(ProbingPhase[_Probe]):
         self._store.pin(on=False)
         for chunk in (probe.chunk() for probe in self._probes):
             if chunk is not None:
-                self._store.hold(chunk)
+                self._store.hold([chunk])
         self._probes = [replace(probe, found=_NOTHING) for probe in self._probes]  # a join phase may follow
         context.counters.online_seconds += context.progress.busy_seconds - begin
 

@@ -93,7 +93,7 @@ class NearestPhase(ProbingPhase[_Probe]):
         self._store.pin(on=False)
         for chunk in map(self._waiting, probes):
             if chunk is not None:
-                self._store.hold(chunk)
+                self._store.hold([chunk])
         self._context.counters.online_seconds += self._context.progress.busy_seconds - begin
 
     def _probe(self, batch: BatchSlice) -> _Probe:

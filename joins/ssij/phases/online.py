@@ -189,7 +189,7 @@ class OnlinePhase(ProbingPhase[Probe]):
         self._store.pin(on=True)
         for probe in probes:
             self._note(probe)
-        waiting: list[Chunk | None] = []
+        waiting: list[list[Chunk]] = []
         if self._context.bound.at_most_one(unique=self._snapshot.unique):
             for results in self._context.workers.map(self._join_unique, probes):
                 yield from results
@@ -198,9 +198,8 @@ class OnlinePhase(ProbingPhase[Probe]):
                 yield from self._join_single(probe, *found)
                 waiting.append((yield from self._join_spanning(probe)))
         self._store.pin(on=False)
-        for chunk in (*map(self._single_chunk, probes), *waiting):
-            if chunk is not None:
-                self._store.hold(chunk)
+        for chunks in filter(None, (*map(self._single_chunks, probes), *waiting)):
+            self._store.hold(chunks)
         self._context.counters.online_seconds += self._context.progress.busy_seconds - begin
 
     def _probe(self, batch: BatchSlice) -> Probe:
@@ -238,19 +237,18 @@ class OnlinePhase(ProbingPhase[Probe]):
         if context.outer and len(impossible):
             yield from context.emitter.nulls(take(probe.batch.rows, impossible))
 
-    def _single_chunk(self, probe: Probe) -> Chunk | None:
+    def _single_chunks(self, probe: Probe) -> list[Chunk]:
         waiting = np.flatnonzero(probe.frame < 0)
         if len(waiting) == 0:
-            return None
+            return []
         order, first = probe.single.order[waiting], probe.single.first[waiting]
-        rows = take(probe.batch.rows, order)
-        return Chunk(rows, arrivals_at(probe.batch.arrival, order), first, first)
+        return self._store.stream.chunks_at(probe.batch.rows, probe.batch.arrival, order, first)
 
-    def _join_spanning(self, probe: Probe) -> Generator[pa.RecordBatch, None, Chunk | None]:
+    def _join_spanning(self, probe: Probe) -> Generator[pa.RecordBatch, None, list[Chunk]]:
         """Join the tuples that may match in several leaves with cached pages. Return the waiting tuples."""
         spanning = probe.spanning
         if len(spanning.order) == 0:
-            return None
+            return []
         matched = np.zeros(len(spanning.order), dtype=np.bool_)
         yield from self._join_cached_pairs(probe, matched)
         done = np.flatnonzero(probe.runs == 0)
@@ -259,7 +257,7 @@ class OnlinePhase(ProbingPhase[Probe]):
         unmatched = spanning.order[done[~matched[done]]]
         if self._context.outer and len(unmatched):
             yield from self._context.emitter.nulls(take(probe.batch.rows, unmatched))
-        return self._spanning_chunk(probe, matched)
+        return self._spanning_chunks(probe, matched)
 
     def _join_cached_pairs(self, probe: Probe, matched: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         spanning, cache = probe.spanning, self._store.cache
@@ -276,10 +274,10 @@ class OnlinePhase(ProbingPhase[Probe]):
             found = Matches(frame, row, count, spanning.order[pair])
             yield from self._context.emitter.emit(probe.batch.rows, found, cache.buffer)
 
-    def _spanning_chunk(self, probe: Probe, matched: NDArray[np.bool_]) -> Chunk | None:
+    def _spanning_chunks(self, probe: Probe, matched: NDArray[np.bool_]) -> list[Chunk]:
         waiting = np.flatnonzero(probe.runs > 0).astype(np.int32)
         if len(waiting) == 0:
-            return None
+            return []
         size = int(probe.runs.sum())
         first, last, tuples = (np.empty(size, dtype=np.int32) for _ in range(3))
         spanning = probe.spanning
@@ -291,4 +289,4 @@ class OnlinePhase(ProbingPhase[Probe]):
         order = spanning.order[waiting]
         rows = take(probe.batch.rows, order)
         arrival = arrivals_at(probe.batch.arrival, order)
-        return Chunk(rows, arrival, first, last, tuples[sort], matched[waiting], ascends(last))
+        return [Chunk(rows, arrival, first, last, tuples[sort], matched[waiting], ascends(last))]
