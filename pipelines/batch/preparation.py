@@ -34,6 +34,7 @@ from headrace.pipelines.delta.support import (
     require_support,
 )
 from headrace.pipelines.delta.tables import DeltaHandle, create_dimension, create_table, has_table, open_table
+from headrace.pipelines.dimension.carried_numbers import refuse_numbering_again
 from headrace.pipelines.dimension.schema_changes import (
     SchemaChange,
     change_schema,
@@ -89,6 +90,9 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     transform = _transform(config)
     stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
+    for name, each in found.items():
+        if each.table is None:
+            refuse_numbering_again(config, name)
     lookups = {item.role: _lookup(item, found[item.dimension]) for item in config.lookups}
     for lookup in lookups.values():
         lookup.check(stream)
