@@ -76,7 +76,7 @@ class RunResult:
         Paths of the tables of facts, rejected rows and routed duplicates.
     left_out
         Files and folders of the source that were not loaded, with reasons: subfolders that `source.recursive` excludes,
-        empty files, changes that `source.changed` ignores.
+        empty files, changes that `source.changed` ignores. Those of a folder of changes have its path in front.
     notices
         Changes to tables that prepared the pipeline, such as an added unknown member.
     changes
@@ -122,6 +122,12 @@ class RunResult:
 
 def _plain(changes: ChangeStreams) -> dict[str, dict[str, int]]:
     return {name: dict(counts) for name, counts in changes.outcomes.items()}
+
+
+def _with_folders(changes: ChangeStreams) -> Iterator[LeftOut]:
+    """Yield what the folders of changes left out, with the path of the folder in front."""
+    for folder, entries in changes.left_out.items():
+        yield from (each._replace(name=f"{folder}/{each.name}") for each in entries)
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -312,7 +318,7 @@ class OpenRun:
             facts=self.config.sink.path,
             errors=self.config.errors_path,
             duplicates=self.config.duplicates_path,
-            left_out=self._feed.left_out,
+            left_out=(*self._feed.left_out, *(() if self._changes is None else _with_folders(self._changes))),
             notices=self._notices,
             changes={} if self._changes is None else _plain(self._changes),
             sources=self._sources,

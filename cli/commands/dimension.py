@@ -11,6 +11,7 @@ import click
 
 from headrace.cli.arguments.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
 from headrace.cli.commands.rejects import changes_blocks
+from headrace.cli.commands.source import left_out_block
 from headrace.cli.reporting.begun import Begun, in_spark
 from headrace.cli.reporting.blocks import Grid, Pairs, Text, counted
 from headrace.cli.reporting.errors import ArgumentsError
@@ -275,9 +276,11 @@ def _show_applied(result: ApplyResult, notes: Sequence[Block], pipeline: Path, c
     others = (
         [Grid("Changes of dimensions that follow", ("dimension", "outcome", "changes"), followed)] if followed else []
     )
+    left_out = left_out_block(result.left_out)
     if not result.batches:
-        text = f"{result.path} has the changes of all files already; read them again with --again"
-        console.result(result.as_dict(), Text(text), *others, *notes)
+        files = "all files that are not left out" if result.left_out else "all files"
+        text = f"{result.path} has the changes of {files} already; read them again with --again"
+        console.result(result.as_dict(), Text(text), *others, *notes, *left_out)
         return
     names = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
     pairs = {"path": result.path, "version": result.version, "files": result.files}
@@ -286,7 +289,7 @@ def _show_applied(result: ApplyResult, notes: Sequence[Block], pipeline: Path, c
     outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
     note = changes_blocks({result.dimension: kept} if kept else {}, pipeline)
-    console.result(result.as_dict(), shown, outcomes, *others, *note)
+    console.result(result.as_dict(), shown, outcomes, *others, *note, *left_out)
 
 
 def _has_history(config: PipelineConfig, name: str) -> bool:

@@ -34,6 +34,7 @@ from headrace.pipelines.delta.support import (
     require_support,
 )
 from headrace.pipelines.delta.tables import DeltaHandle, create_dimension, create_table, has_table, open_table
+from headrace.pipelines.dimension.carried_numbers import refuse_numbering_again
 from headrace.pipelines.dimension.schema_changes import (
     SchemaChange,
     change_schema,
@@ -89,6 +90,9 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     transform = _transform(config)
     stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
+    for name, each in found.items():
+        if each.table is None:
+            refuse_numbering_again(config, name)
     lookups = {item.role: _lookup(item, found[item.dimension]) for item in config.lookups}
     for lookup in lookups.values():
         lookup.check(stream)
@@ -208,7 +212,8 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     pending = {change.column for change in changes}
     for column, kind in wanted.items():
         if column not in pending:
-            require_column(table, label, column, None if kind is None else arrow_type(kind))
+            key = _key_field(config, name, column)
+            require_column(table, label, column, None if kind is None else arrow_type(kind), key)
     there = changed_schema(table.schema, changes)
     flag = _INFERRED_FLAG
     has_flag = flag in there.names and there.field(flag).type == pa.bool_()
@@ -226,6 +231,13 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
         spellings=spellings(declared),
     )
     return _Found(dimension, table, tuple(changes))
+
+
+def _key_field(config: PipelineConfig, name: str, column: str) -> str | None:
+    """Return the field of the pipeline file that names a key column of a dimension; None for another column."""
+    if column == config.surrogate_key(name):
+        return f"dimensions.{name}.surrogate_key"
+    return f"dimensions.{name}.natural_key" if column in config.dimensions[name].natural_key else None
 
 
 def _schema_changes(table: Described, declared: DimensionConfig, surrogate: str) -> list[SchemaChange]:
@@ -252,7 +264,7 @@ def _with_history(config: PipelineConfig, name: str, table: Described | None) ->
     if table is not None:
         check_declaration(table.properties, history, label, table.path)
         for column in delta_schema(history):
-            require_column(table, label, column.name, column.type)
+            require_column(table, label, column.name, column.type, _key_field(config, name, column.name))
     return _Found(history.dimension, table, history=history)
 
 
@@ -381,8 +393,14 @@ def _nullable_facts(prepared: Prepared) -> set[str]:
     return {*prepared.stream.names, *carried}
 
 
-def require_column(table: Described, label: str, column: str, kind: pa.DataType | None) -> None:
-    """Raise an error unless a table has a column with exactly this name and, if given, this type."""
+def require_column(
+    table: Described, label: str, column: str, kind: pa.DataType | None, field: str | None = None
+) -> None:
+    """Raise an error unless a table has a column with exactly this name and, if given, this type.
+
+    If a field of the pipeline file is given, the column is a key that rows which are there need, so a column that is
+    added would not do.
+    """
     place = f"{label}: the Delta table {table.path}"
     if column not in table.schema.names:
         twin = next((name for name in table.schema.names if name.lower() == column.lower()), None)
@@ -391,8 +409,8 @@ def require_column(table: Described, label: str, column: str, kind: pa.DataType 
                 f"{place} has no column {column!r}, but {twin!r}: names that differ only in case are one name to "
                 f"Delta; write {twin!r} in the pipeline file"
             )
-        remedy = "name one of these"
-        if kind is not None:
+        remedy = f"name one of these{'' if field is None else f' in {field}'}, or another table"
+        if field is None and kind is not None:
             remedy = (
                 f"add it: ALTER TABLE delta.`{table.path}` ADD COLUMNS (`{column}` {type_name(kind)}), or name "
                 "another table"

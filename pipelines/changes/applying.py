@@ -254,6 +254,8 @@ class ChangeStreams:
     ----------
     outcomes
         Number of changes by dimension and outcome so far.
+    left_out
+        Entries that the last listings of the folders skipped, by folder.
     """
 
     def __init__(
@@ -274,16 +276,20 @@ class ChangeStreams:
         self._followers: dict[str, tuple[ChangeTarget, ApplyProtocol]] = {}
         self._names = changing_dimensions(config)
         self.outcomes: dict[str, Counter[str]] = {name: Counter() for name in self._names}
+        self.left_out: dict[str, tuple[LeftOut, ...]] = {}
 
     def apply_waiting(self) -> None:
         """Apply the changes in all files that wait, those of parents first, and what follows from parents."""
         for name in self._names:
             folder = self._config.dimensions[name].changes
             stream = None if folder is None else self._stream(name, folder)
-            if folder is not None and stream is not None:
+            if folder is not None and stream is None:
+                self.left_out[folder] = discover(folder, place=None).left_out
+            elif folder is not None and stream is not None:
                 target, protocol = stream
                 found = _applied(target, Path(folder), protocol, self._hook, self._clock, again=False)
                 self.outcomes[name].update(found.outcomes)
+                self.left_out[folder] = found.left_out
             follower = self._follower(name)
             if follower is not None:
                 self.outcomes[name].update(_outcomes(_followed(follower[1], follower[0])))
@@ -430,7 +436,7 @@ def _digest(*parts: str) -> str:
 def listed(source: SourceConfig, given: Path) -> Found:
     """Return the files of a source: one file, or those of a folder."""
     if given.is_dir():
-        return discover(source.path, source.files, recursive=source.recursive)
+        return discover(source.path, source.files, recursive=source.recursive, place=None)
     file = examine(source.path, given.name)
     files = [] if file is None else [file]
     sizes, mtimes = (np.array([getattr(each, key) for each in files], np.int64) for key in ("size", "mtime_ns"))

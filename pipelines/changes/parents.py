@@ -25,6 +25,7 @@ from headrace.etl.history.stored import named_members, stored_entries
 from headrace.etl.sharding import shard_of
 from headrace.pipelines.config.history import history_of, references_of
 from headrace.pipelines.delta.tables import DeltaHandle, has_table, read_changes
+from headrace.pipelines.dimension.carried_numbers import refuse_numbering_again
 from headrace.pipelines.history.tables import create_history
 from headrace.pipelines.replica.catch_up import ReplicaSpec
 from headrace.pipelines.replica.entry_rows import EntryRows, opened_entries
@@ -201,6 +202,7 @@ def parent_tables(config: PipelineConfig, name: str) -> tuple[ParentTable, ...]:
     for reference in references_of(config, name):
         parent = config.dimensions[reference.parent.dimension.name]
         if not has_table(parent.path):
+            refuse_numbering_again(config, reference.parent.dimension.name)
             create_history(parent.path, history_of(config, reference.parent.dimension.name))
         found.append(ParentTable(reference, DeltaHandle(parent.path), parent.shards))
     return tuple(found)

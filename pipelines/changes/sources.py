@@ -83,7 +83,7 @@ def is_table(source: str | Path) -> bool:
 
 def file_names(place: Path) -> list[str]:
     """Return the names of the files of a source: a file, or the files of a folder that are not hidden."""
-    files = place.iterdir() if place.is_dir() else [place]
+    files = (each for each in place.iterdir() if not each.is_dir()) if place.is_dir() else [place]
     return [file.name for file in files if file == place or not file.name.startswith((".", "_"))]
 
 

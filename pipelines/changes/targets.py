@@ -11,6 +11,7 @@ from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.support import describe, refuse_float_keys, refuse_twins, require_row_changes
 from headrace.pipelines.delta.tables import create_table, has_table, open_table
+from headrace.pipelines.dimension.carried_numbers import refuse_numbering_again
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import ensure_moved_table
@@ -93,6 +94,7 @@ def prepare_target(target: ChangeTarget) -> bool:
     refuse_float_keys(history.dimension.key_schema, label)
     created = not has_table(target.path)
     if created:
+        refuse_numbering_again(target.config, target.name)
         create_history(target.path, history)
     else:
         check_table(target.path, history, label)

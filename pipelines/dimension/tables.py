@@ -16,6 +16,7 @@ from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
 from headrace.pipelines.delta.tables import create_dimension as write_dimension
 from headrace.pipelines.delta.tables import has_table, open_table, remember_greatest_key
+from headrace.pipelines.dimension.carried_numbers import refuse_numbering_again
 from headrace.pipelines.dimension.check import Audit, Finding, Repair
 from headrace.pipelines.errors import DeltaTableError, OtherCommandError, UnknownDimensionError
 from headrace.pipelines.history.layout import ENTRIES
@@ -123,7 +124,7 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     Raises
     ------
     DeltaTableError
-        If the table already exists, or cannot hold a column or a value.
+        If the table already exists, or cannot hold a column or a value, or facts carry numbers of its members.
     DimensionError
         If a natural key is null or occurs twice, or a value does not fit the type of its column.
     """
@@ -140,6 +141,7 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             f"with it the facts that carry its keys, {config.sink.path}, and the checkpoint {config.checkpoint}, so "
             "that the next run loads all files again"
         )
+    refuse_numbering_again(config, name)
     schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
     dimension = declared_dimension(config, name, schema)
     label = f"dimension {name!r}"

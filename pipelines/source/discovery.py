@@ -98,7 +98,7 @@ class Found:
 class _Listing:
     """Results of a folder traversal so far."""
 
-    place: str
+    place: str | None
     names: list[str] = field(default_factory=list)
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
@@ -106,7 +106,9 @@ class _Listing:
     folders: list[str] = field(default_factory=list)
 
 
-def discover(folder: str, pattern: str | None = None, *, recursive: bool = False, place: str = "source") -> Found:
+def discover(
+    folder: str, pattern: str | None = None, *, recursive: bool = False, place: str | None = "source"
+) -> Found:
     """List the files of a source folder.
 
     Parameters
@@ -118,7 +120,7 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
     recursive
         Whether the source includes the files of subfolders.
     place
-        Field of the source in the pipeline file, for messages.
+        Field of the source in the pipeline file, for messages; None for a folder that is no source of it.
 
     Returns
     -------
@@ -271,7 +273,8 @@ def _list_folder(
                     _add_entry(entry, below + entry.name, found, matches, recursive=recursive)
     except FileNotFoundError as error:
         if not below:
-            raise SourceFileError(f"there is no folder {source}; create it, or correct {found.place}.path") from error
+            remedy = "create it" if found.place is None else f"create it, or correct {found.place}.path"
+            raise SourceFileError(f"there is no folder {source}; {remedy}") from error
     except OSError as error:
         raise SourceFileError(_unreadable(f"the folder {source}/{below}".rstrip("/"), error)) from error
 
@@ -286,7 +289,8 @@ def _add_entry(
         elif recursive:
             found.folders.append(f"{name}/")
         else:
-            found.left_out.append(LeftOut(name, f"a folder; {found.place}.recursive: true reads its files"))
+            remedy = "apply it by itself" if found.place is None else f"{found.place}.recursive: true reads its files"
+            found.left_out.append(LeftOut(name, f"a folder; {remedy}"))
     elif matches(entry.name):
         _require_text(entry)
         _add_file(entry, name, found)

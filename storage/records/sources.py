@@ -71,6 +71,11 @@ def reading(path: StrPath, kind: str) -> Iterator[None]:
         raise RecordFileError(f"{path} may not be read; change its permissions") from error
     except OverflowError as error:
         raise RecordFileError(f"cannot read {path} as {_TITLES[kind]}: {error}") from error
+    except UnicodeError as error:  # a codec gives up: it finds no byte order mark
+        raise RecordFileError(
+            f"cannot read {path} as {_TITLES[kind]}: {error}; declare the encoding that the file has, such as "
+            "utf-16-le if it has no byte order mark, or deliver it again in the declared one"
+        ) from error
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         cause = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise RecordFileError(

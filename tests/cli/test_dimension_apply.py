@@ -124,6 +124,19 @@ def test_a_file_is_applied_once(invoke):
     assert DeltaTable("w/dim_customer").version() == version + 1  # the commit that names the rejected changes
 
 
+def test_what_is_left_out_is_told(invoke, shop):
+    (shop / "changes" / "2.csv").touch()
+    (shop / "changes" / "old").mkdir()
+    for _ in range(2):
+        shown = " ".join(invoke("dimension", "apply", "customer", "changes").out.split())
+        assert "2.csv empty; it is loaded when it holds a byte" in shown
+        assert "old a folder; apply it by itself" in shown
+    assert "has the changes of all files that are not left out already" in shown
+    alone = invoke("dimension", "apply", "customer", "changes/2.csv", "--json").document
+    assert alone["left_out"] == [{"name": "2.csv", "reason": "empty; it is loaded when it holds a byte"}]
+    assert versions() == AFTER_FIRST
+
+
 def test_a_changed_file_is_read_again(invoke, shop):
     invoke("dimension", "apply", "customer", "changes/1.csv")
     (shop / "changes" / "1.csv").write_text("\n".join([*FIRST.splitlines()[:4], *LATE.splitlines()[1:]]) + "\n")

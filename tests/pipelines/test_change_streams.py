@@ -43,6 +43,7 @@ def facts(shop):
 @pytest.mark.spark
 def test_facts_of_a_run_meet_the_changes_before_them(shop, spark):  # noqa: ARG001 - the session
     (shop / "changes" / "1.csv").write_text("id,city,since\n7,Oslo,2024-01-01\n7,Bergen,2024-03-01\n,x,2024-01-01\n")
+    (shop / "changes" / "0.csv").touch()
     (shop / "in" / "1.csv").write_text("order,buyer,day\n1,7,2024-02-01\n2,7,2024-03-05\n3,8,2024-03-05\n")
     (shop / "in" / "2.csv").write_text("order,buyer,day\n4,8,2024-03-06\n5,7,2024-03-06\n")
     later = "id,city,since\n8,Narvik,2024-01-01\n7,Bodo,2024-03-06\n"
@@ -60,6 +61,8 @@ def test_facts_of_a_run_meet_the_changes_before_them(shop, spark):  # noqa: ARG0
     assert result.as_dict()["changes"] == result.changes
     again = run(shop / "shop.yml")
     assert again.changes == {"customer": {}}
+    for each in (result, again):
+        assert [left.name for left in each.left_out] == [str(shop / "changes" / "0.csv")]
 
 
 def test_a_folder_of_changes_must_be_there(shop):

@@ -359,3 +359,20 @@ def test_a_table_with_bounds_that_cannot_be_read_is_named(project):
     write_deltalake(project.path, far, mode="append", schema_mode="merge")
     with pytest.raises(DeltaTableError, match=r"has bounds of a column that cannot be read.*corrected in the table"):
         scan_table(DeltaTable(project.path), ["v"]).read_all()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("dimensions.k.surrogate_key", {"surrogate_key": "item_key"}),
+        ("dimensions.k.natural_key", {"natural_key": ["sku"], "columns": {"sku": "string"}, "rules": {}}),
+    ],
+)
+def test_a_key_that_the_table_does_not_have_is_to_be_named_and_not_added(project, field, change):
+    written = yaml.safe_load((project.folder / "p.yml").read_text())
+    written["dimensions"]["k"] |= change
+    written["lookups"][0]["on"] = {"code": written["dimensions"]["k"]["natural_key"][0]}
+    (project.folder / "p.yml").write_text(yaml.safe_dump(written))
+    message = rf"it has k_key, code, city, size, is_inferred; name one of these in {field}, or another table$"
+    with pytest.raises(DeltaTableError, match=message):
+        check_pipeline(project.config, 2)

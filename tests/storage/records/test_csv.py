@@ -163,6 +163,15 @@ def test_text_in_a_declared_encoding(read, encoding, block, monkeypatch):
     assert texts(found) == [word, "x"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize(("name", "content"), [("f.csv", "id,c\n1,a\n"), ("f.jsonl", '{"id": 1, "c": "a"}\n')])
+def test_a_file_without_the_byte_order_mark_of_its_encoding_is_named_with_the_remedy(read, name, content, encoding):
+    raw = content.encode(f"{encoding}-le")
+    with pytest.raises(RecordFileError, match=rf"{name} as .*BOM; declare the encoding .*utf-16-le"):
+        read(raw, BOTH, name=name, encoding=encoding)
+    assert read(raw, BOTH, name=name, encoding=f"{encoding}-le").good == [{"id": 1, "c": "a"}]
+
+
 def test_a_byte_that_the_declared_encoding_does_not_know_rejects_its_record(read):
     found = read(b"id,c\n1,a\n2,\x81\n3,\x80\n", BOTH, encoding="windows-1252")
     assert found.good == [{"id": 1, "c": "a"}, {"id": 3, "c": "€"}]
