@@ -218,7 +218,7 @@ def check_function(name: str, value: object) -> None:
 
 def check_seconds(name: str, value: object, least: float) -> None:
     """Refuse a parameter that is not a number, or is too small; infinity is allowed."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not value >= least:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= least:
         limit = "" if least == -math.inf else f" of at least {least}"
         raise JoinInputError(f"`{name}` must be a number of seconds{limit}, not {value!r}")
 

@@ -280,7 +280,7 @@ def _batches(side: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _is_positive(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and 0 < value < math.inf
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 < float(value) < math.inf
 
 
 def _timed(side: str, batches: Iterable[pa.RecordBatch], column: str) -> Iterator[Timed]:
