@@ -11,7 +11,7 @@ import sys
 from abc import ABC
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -32,7 +32,9 @@ __all__ = [
     "JoinHandle",
     "check_batch",
     "check_clock",
+    "check_function",
     "check_same_schema",
+    "check_seconds",
     "check_takeable",
     "check_time",
     "columns_of",
@@ -195,18 +197,30 @@ def check_time(at: object) -> None:
         raise JoinInputError(f"a time must be a finite number of seconds on the operator's clock, not {at!r}")
 
 
-def check_clock(clock: object) -> None:
+def check_clock(clock: Any) -> None:
     """Refuse what does not return a time when it is called without arguments."""
     if clock is None:
         return
-    if not callable(clock):
-        raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
+    check_function("clock", clock)
     try:
         now = clock()
     except TypeError as error:
         raise JoinInputError(f"`clock` must be a function without parameters: {error}") from error
     if not _is_time(now):
         raise JoinInputError(f"`clock` must return a finite number of seconds, not {now!r}")
+
+
+def check_function(name: str, value: object) -> None:
+    """Refuse a parameter that cannot be called."""
+    if not callable(value):
+        raise JoinInputError(f"`{name}` must be a function, not {value!r}")
+
+
+def check_seconds(name: str, value: object, least: float) -> None:
+    """Refuse a parameter that is not a number, or is too small; infinity is allowed."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= least:
+        limit = "" if least == -math.inf else f" of at least {least}"
+        raise JoinInputError(f"`{name}` must be a number of seconds{limit}, not {value!r}")
 
 
 def _is_time(value: object) -> bool:

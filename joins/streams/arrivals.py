@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.base.operator import WAIT_THRESHOLD
+from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.joins.handle import check_batch, check_function, check_number, check_seconds
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
-
-    from headrace.joins.streams.base.operator import StreamsJoin
 
 __all__ = ["Arrival", "arrivals_at_rates", "arrivals_by_time", "arrivals_in_turn", "replay", "seconds_of"]
 
@@ -61,7 +62,7 @@ def arrivals_in_turn(streams: Mapping[str, Iterable[pa.RecordBatch]]) -> Iterato
     >>> [(a.side, a.batch is None) for a in arrivals_in_turn({"a": [batch], "b": [batch, batch]})]
     [('a', False), ('b', False), ('a', True), ('b', False), ('b', True)]
     """
-    left = {side: iter(batches) for side, batches in streams.items()}
+    left = {side: _batches(side, batches) for side, batches in _streams(streams).items()}
     while left:
         for side, batches in list(left.items()):
             batch = next(batches, None)
@@ -95,7 +96,9 @@ def arrivals_by_time(
     Raises
     ------
     JoinInputError
-        If a time is missing, earlier than the one before, or not a time.
+        If a parameter is not valid, or a time is missing, earlier than the one before, or not a time.
+    StreamSchemaError
+        If an input does not come as record batches, or lacks its time column.
 
     Examples
     --------
@@ -104,6 +107,7 @@ def arrivals_by_time(
     >>> [(arrival.side, arrival.at) for arrival in found if arrival.batch]
     [('a', 2.0), ('b', 4.0), ('a', 9.0)]
     """
+    _check_given("columns", columns, streams)
     return _in_order({side: _timed(side, batches, columns[side]) for side, batches in streams.items()}, window, rows)
 
 
@@ -129,14 +133,20 @@ def arrivals_at_rates(
     Raises
     ------
     JoinInputError
-        If a rate is not a positive number.
+        If a parameter is not valid, such as a rate that is not a positive number.
+    StreamSchemaError
+        If an input does not come as record batches.
     """
+    _check_given("rates", rates, streams)
+    check_number("seed", seed, 0)
     for side, rate in rates.items():
-        if not 0 < rate < math.inf:
-            raise JoinInputError(f"the rate of input {side!r} must be a positive number of rows per second, not {rate}")
+        if not _is_positive(rate):
+            raise JoinInputError(
+                f"the rate of input {side!r} must be a positive number of rows per second, not {rate!r}"
+            )
     return _in_order(
         {
-            side: _drawn(batches, rates[side], np.random.default_rng([seed, number]))
+            side: _drawn(side, batches, rates[side], np.random.default_rng([seed, number]))
             for number, (side, batches) in enumerate(streams.items())
         },
         window,
@@ -164,6 +174,8 @@ def seconds_of(array: pa.Array, name: str) -> NDArray[np.float64]:
     >>> seconds_of(pa.array([1500, None], pa.timestamp("ms")), "at").tolist()
     [1.5, nan]
     """
+    if not isinstance(array, pa.Array | pa.ChunkedArray):
+        raise JoinInputError(f"{name} must be a pyarrow array, not {type(array).__name__}")
     dtype, types = array.type, pa.types
     if types.is_integer(dtype) or types.is_floating(dtype) or types.is_decimal(dtype):
         scale = 1.0
@@ -210,8 +222,18 @@ def replay(
     ...     [batch.to_pylist() for batch in replay(join, arrivals_in_turn({"a": [a], "b": [b]}))]
     [[{'x': 2, 'x_right': 2}]]
     """
+    if not isinstance(join, StreamsJoin):
+        raise JoinInputError(f"`join` must be a join of streams, not {join!r}")
+    if speed is not None and not _is_positive(speed):
+        raise JoinInputError(f"`speed` must be a positive number, or None to wait for no arrival, not {speed!r}")
+    check_function("clock", clock)
+    check_function("sleep", sleep)
     start: tuple[float, float] | None = None  # on the clock, and of the arrivals
-    for arrival in arrivals:
+    for arrival in _iterated("arrivals", arrivals):
+        if not isinstance(arrival, Arrival):
+            raise JoinInputError(
+                f"a replay takes Arrivals, not {arrival!r}; make them of batches with arrivals_in_turn"
+            )
         if speed is not None and arrival.at is not None:
             start = start or (clock(), arrival.at)
             yield from _wait(join, start[0] + (arrival.at - start[1]) / speed, clock, sleep)
@@ -231,12 +253,47 @@ def _wait(
         yield from join.idle(until=due)
 
 
+def _streams(streams: Mapping[str, Iterable[pa.RecordBatch]]) -> Mapping[str, Iterable[pa.RecordBatch]]:
+    if not isinstance(streams, Mapping):
+        raise JoinInputError(f"`streams` must map the names of inputs to their batches, not {streams!r}")
+    return streams
+
+
+def _check_given(name: str, given: object, streams: Mapping[str, Iterable[pa.RecordBatch]]) -> None:
+    """Refuse a parameter that does not map the name of each input to something."""
+    missing = [side for side in _streams(streams) if not isinstance(given, Mapping) or side not in given]
+    if missing:
+        raise JoinInputError(f"`{name}` must have an entry for input {missing[0]!r}, and is {given!r}")
+
+
+def _iterated(name: str, given: Iterable[Any]) -> Iterator[Any]:
+    if not isinstance(given, Iterable):
+        raise JoinInputError(f"{name} must be iterable, as a list is, not {given!r}")
+    return iter(given)
+
+
+def _batches(side: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an input, checked."""
+    for batch in _iterated(f"the batches of input {side!r}", batches):
+        check_batch(batch)
+        yield batch
+
+
+def _is_positive(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 < float(value) < math.inf
+
+
 def _timed(side: str, batches: Iterable[pa.RecordBatch], column: str) -> Iterator[Timed]:
     """Yield batches with the times of their rows, checked."""
     latest, before = -math.inf, 0
-    for batch in batches:
+    for batch in _batches(side, batches):
         if len(batch) == 0:
             continue
+        if batch.schema.names.count(column) != 1:
+            raise StreamSchemaError(
+                f"input {side!r} must have one time column {column!r}; its columns are "
+                f"{', '.join(map(repr, batch.schema.names))}"
+            )
         times = seconds_of(batch.column(column), f"column {column!r} of input {side!r}")
         bad = np.flatnonzero(~np.isfinite(times))
         if len(bad):
@@ -254,9 +311,9 @@ def _timed(side: str, batches: Iterable[pa.RecordBatch], column: str) -> Iterato
         yield batch, times
 
 
-def _drawn(batches: Iterable[pa.RecordBatch], rate: float, rng: np.random.Generator) -> Iterator[Timed]:
+def _drawn(side: str, batches: Iterable[pa.RecordBatch], rate: float, rng: np.random.Generator) -> Iterator[Timed]:
     latest = 0.0
-    for batch in batches:
+    for batch in _batches(side, batches):
         if len(batch):
             times = latest + np.cumsum(rng.exponential(1 / rate, len(batch)))
             latest = float(times[-1])
@@ -300,6 +357,12 @@ class _Head:
 
 
 def _in_order(streams: Mapping[str, Iterator[Timed]], window: float, rows: int) -> Iterator[Arrival]:
+    check_seconds("window", window, 0)
+    check_number("rows", rows, 1)
+    return _merged(streams, window, rows)
+
+
+def _merged(streams: Mapping[str, Iterator[Timed]], window: float, rows: int) -> Iterator[Arrival]:
     heads, latest = [_Head(side, batches) for side, batches in streams.items()], None
     while heads:
         for head in [head for head in heads if head.done]:

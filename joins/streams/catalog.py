@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.joins.errors import JoinInputError
+from headrace.joins.handle import check_number
 from headrace.joins.streams.base.operator import HOWS, WAIT_THRESHOLD
 from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.hashing.double_pipelined_hash import DoublePipelinedHash
@@ -21,11 +22,11 @@ from headrace.joins.streams.hashing.xjoin import XJoin
 from headrace.joins.streams.merging.hash_merge import HashMerge
 from headrace.joins.streams.merging.progressive_merge import ProgressiveMerge
 from headrace.joins.streams.miner import MINER
-from headrace.joins.streams.tuples.conditions import Near
+from headrace.joins.streams.tuples.conditions import Conditions, JoinGraph, Near, conditions_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
@@ -79,7 +80,7 @@ ALGORITHMS: Mapping[str, Entry] = {
 """Operators in the order of preference."""
 
 
-def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near], how: str) -> str:
+def choose_algorithm(name: str, inputs: int, on: Conditions, how: str) -> str:
     """Return the name of the operator for a join.
 
     Parameters
@@ -103,10 +104,11 @@ def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near
     >>> choose_algorithm("auto", 2, [("a.x", "b.x")], "inner")
     'diner'
     """
-    only_bands = all(isinstance(condition, Near) for condition in on)
+    check_number("inputs", inputs, _TWO)
+    only_bands = all(isinstance(condition, Near) for condition in conditions_of(on))
     fitting = [known for known, entry in ALGORITHMS.items() if entry.fits(inputs, how, only_bands=only_bands)]
     name = next((known for known, entry in ALGORITHMS.items() if entry.operator.__name__ == name), name)
-    if name != AUTO and name not in ALGORITHMS:
+    if name != AUTO and (not isinstance(name, str) or name not in ALGORITHMS):
         raise JoinInputError(f"there is no algorithm {name!r}; the algorithms are {AUTO}, {', '.join(ALGORITHMS)}")
     if not fitting:
         raise JoinInputError(f"no algorithm makes this {how} join of {inputs} inputs; join two inputs at a time")
@@ -121,7 +123,7 @@ def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near
 def make_join(
     name: str,
     inputs: Mapping[str, pa.Schema],
-    on: Sequence[tuple[str, str] | Near],
+    on: Conditions,
     how: str = "inner",
     memory: int | str = "64MiB",
     *,
@@ -147,9 +149,9 @@ def make_join(
     Raises
     ------
     JoinInputError
-        See `choose_algorithm`; and what the operator raises.
+        See `choose_algorithm`; and what `JoinGraph` and the operator raise.
     """
-    entry = ALGORITHMS[choose_algorithm(name, len(inputs), on, how)]
+    entry = ALGORITHMS[choose_algorithm(name, len(JoinGraph(inputs, on).names), on, how)]
     kind = entry.operator
     known = inspect.signature(kind).parameters.keys()
     unknown = options.keys() - known

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 import numpy as np
 
 from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_clock, check_time, columns_of, parsed
+from headrace.joins.handle import (
+    JoinHandle,
+    check_batch,
+    check_clock,
+    check_function,
+    check_seconds,
+    check_time,
+    columns_of,
+    parsed,
+)
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
 from headrace.joins.streams.base.stats import PhaseCounters, StreamsStats
@@ -41,7 +50,16 @@ if TYPE_CHECKING:
     from headrace.joins.streams.tuples.store import TupleStore
     from headrace.storage.file import StorageBackend
 
-__all__ = ["HOWS", "How", "Phase", "StreamsAlgorithm", "StreamsJoin", "StreamsParameters"]
+__all__ = [
+    "HOWS",
+    "How",
+    "Phase",
+    "StreamsAlgorithm",
+    "StreamsJoin",
+    "StreamsParameters",
+    "check_idle",
+    "partition_bits",
+]
 
 How = Literal["inner", "left", "right", "full"]
 HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
@@ -52,6 +70,7 @@ WAIT_THRESHOLD = 0.025
 """Seconds without an arrival after which inputs are blocked (the paper's WaitThresh)."""
 
 _TWO = 2
+_MOST_BITS = 6  # each partition of each input has a file
 _MOST_WORKSPACE = 16 << 20
 _LEAST_WORKSPACE = 16 << 10
 _SHARE = 8
@@ -128,8 +147,24 @@ class StreamsParameters:
                 f"{how!r}{others if isinstance(how, str) and how in HOWS else ''}"
             )
         check_clock(clock)
+        if backend is not None:
+            check_function("backend", backend)
         limit, longest = parsed("memory", parse_memory, memory), parsed("wait", parse_duration, wait)
         return cls(graph, chosen, limit, longest, spill, backend, clock)
+
+
+def partition_bits(partitions: object) -> int:
+    """Return how many bits of a hash name a partition.
+
+    Raises
+    ------
+    JoinInputError
+        If the number of partitions is not a power of 2 from 2 to 64.
+    """
+    for bits in range(1, _MOST_BITS + 1):
+        if isinstance(partitions, int) and partitions == 1 << bits:
+            return bits
+    raise JoinInputError(f"`partitions` must be a power of 2 from 2 to {1 << _MOST_BITS}, not {partitions!r}")
 
 
 class StreamsAlgorithm(ABC):
@@ -514,6 +549,15 @@ class StreamsAlgorithm(ABC):
         yield from self._cleanup()
 
 
+def check_idle(now: object, until: object, **functions: object) -> None:
+    """Refuse arguments of `idle` that are not times, or not functions where they are given."""
+    check_time(now)
+    check_seconds("until", until, -math.inf)
+    for name, function in functions.items():
+        if function is not None:
+            check_function(name, function)
+
+
 AlgorithmT = TypeVar("AlgorithmT", bound=StreamsAlgorithm)
 
 
@@ -602,14 +646,14 @@ class StreamsJoin(JoinHandle[AlgorithmT], Generic[AlgorithmT]):
         Raises
         ------
         JoinInputError
-            If the time is not valid.
+            If a time or `waiting` is not valid.
         FinishedError
             After `finish`.
         ClosedError
             After `close`.
         """
         algorithm = self._open()
-        check_time(now)
+        check_idle(now, until, waiting=waiting)
         return self._work.start(algorithm.idle(now, until, waiting))
 
     @property

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.handle import check_number, check_time
+from headrace.joins.handle import check_number, parsed
 from headrace.joins.streams.base.blocks import SpillReserve, held, write_block
-from headrace.joins.streams.base.operator import StreamsAlgorithm, StreamsJoin
+from headrace.joins.streams.base.operator import StreamsAlgorithm, StreamsJoin, check_idle
 from headrace.joins.streams.diner.disk import BlockList
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import block_nbytes
@@ -207,14 +207,14 @@ class ReactiveJoin(StreamsJoin[AlgorithmT]):
         Raises
         ------
         JoinInputError
-            If the time is not valid.
+            If a time, `waiting` or `arrived` is not valid.
         FinishedError
             After `finish`.
         ClosedError
             After `close`.
         """
         algorithm = self._open()
-        check_time(now)
+        check_idle(now, until, waiting=waiting, arrived=arrived)
         most = self._max_new_arrivals
 
         def enough() -> bool:
@@ -227,7 +227,7 @@ def _checked_block(block: int | str | None, memory: int) -> int:
     """Return the bytes of a block."""
     if block is None:
         return max(_PAPER_BLOCK, memory // _BLOCKS_IN_MEMORY)
-    nbytes = parse_memory(block)
+    nbytes = parsed("block", parse_memory, block)
     if nbytes < _LEAST_BLOCK:
         raise JoinInputError(f"`block` must be at least {format_size(_LEAST_BLOCK)}, not {block!r}")
     return nbytes

@@ -35,7 +35,13 @@ from headrace.joins.errors import JoinInputError
 from headrace.joins.streams.base.blocks import SpilledBlock, SpillReserve, cuts, held, write_block
 from headrace.joins.streams.base.combining import Combiner
 from headrace.joins.streams.base.nested_blocks import NestedBlocks
-from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.operator import (
+    WAIT_THRESHOLD,
+    StreamsAlgorithm,
+    StreamsJoin,
+    StreamsParameters,
+    partition_bits,
+)
 from headrace.joins.streams.tuples import _index_kernels as kernels
 from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.spill import BlockRef, block_nbytes
@@ -57,7 +63,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MJoin", "MJoinAlgorithm"]
 
-_MOST_BITS = 6  # each partition of each input has a file
 _LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
 _BLOCKS_IN_MEMORY = 64
 
@@ -162,9 +167,7 @@ class MJoinAlgorithm(StreamsAlgorithm):
                 "MJoin needs inputs that share one key: equalities between the same columns of each; use MINER for "
                 "bands, chains and snowflakes"
             )
-        allowed = [1 << bits for bits in range(1, _MOST_BITS + 1)]
-        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions not in allowed:
-            raise JoinInputError(f"`partitions` must be a power of 2 from 2 to 64, not {partitions!r}")
+        partition_bits(partitions)
 
     # Arriving phase
 

@@ -22,7 +22,7 @@ from headrace.joins.errors import JoinInputError
 from headrace.joins.streams.base.block_join import BlockJoin, BlockSource, Given, join_memory
 from headrace.joins.streams.base.blocks import SpilledBlock, SpillReserve, cuts, held, write_block
 from headrace.joins.streams.base.lanes import AHEAD, in_lanes, most_lanes
-from headrace.joins.streams.base.operator import StreamsAlgorithm
+from headrace.joins.streams.base.operator import StreamsAlgorithm, partition_bits
 from headrace.joins.streams.base.pairs import Pairing
 from headrace.joins.streams.tuples import _index_kernels as kernels
 from headrace.joins.streams.tuples.layout import MATCHED
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["FlushingHash", "PartitionedHash"]
 
 _TWO = 2
-_MOST_BITS = 6  # each partition of each input has a file
 _LEAST_JOIN = 4 << 10
 _LEAST_LANE = 1 << 20  # of memory, for a thread to be worthwhile
 _LEAST_ROWS = 1 << 16
@@ -77,9 +76,7 @@ class PartitionedHash(StreamsAlgorithm):
             raise JoinInputError(f"{name} joins two inputs, not {len(self.sides)}; use MJoin or MINER")
         if self.pairing.ordered:
             raise JoinInputError(f"{name} is a hash join and needs columns that are equal; use DINER for bands alone")
-        self._bits = int(partitions).bit_length() - 1
-        if not isinstance(partitions, int) or partitions != 1 << self._bits or not 1 <= self._bits <= _MOST_BITS:
-            raise JoinInputError(f"`partitions` must be a power of 2 from 2 to 64, not {partitions!r}")
+        self._bits = partition_bits(partitions)
         self.partitions = partitions
         self.spilled = np.zeros((_TWO, partitions), dtype=np.int64)
         self.counts = np.zeros((_TWO, partitions), dtype=np.int64)

@@ -42,6 +42,14 @@ What the paper leaves open, and what is chosen here:
 - A purge looks at all tuples in memory of the inputs that others' punctuations concern, as the paper's does (6.2,
   experiment 3).
 - The tuples of a clustered input stay in sequence: a punctuation of it does not overtake them.
+- A punctuation moves up the tuples that wait when it arrives (value-oriented scheduling, 4.2). Tuples that arrive after
+  it wait for their turn, also while it is not propagated.
+- A tuple of many that joins may be the last that a punctuation of its input waits for. With immediate purging the
+  punctuation is propagated then; otherwise with the next purge, or while the inputs are blocked.
+- An ordered arrival (4.3) is no option: after a key, `punctuate` with a `Between` up to it says the same.
+- Values of punctuations are compared with keys exactly. If the keys of the inputs have several types, a value that the
+  type of the left column of the conditions does not have, such as milliseconds for keys in seconds, may purge nothing
+  in the other inputs. The punctuation is propagated and checked all the same.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ See the docstring of `headrace.joins.streams.punctuated` for the paper's terms, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from headrace.joins.errors import FinishedError, JoinInputError
-from headrace.joins.handle import check_number, check_time
+from headrace.joins.handle import check_function, check_number, check_time
 from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.stats import StreamsStats
 from headrace.joins.streams.punctuated.collection import Punctuation, PunctuationCollection
@@ -274,6 +274,8 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         super().__init__(parameters)
         self._check_graph()
         self.purge_every = check_number("purge_every", options.purge_every, 1)
+        if options.on_violation is not None:
+            check_function("on_violation", options.on_violation)
         self._on_violation = options.on_violation
         self._one = self._check_one(options.one)
         self._key = KeyColumns(self.graph.schemas, [keys[KEY] for keys in self.graph.keys])
@@ -285,10 +287,11 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         self._partial: list[list[BoundPattern]] = [[] for _ in self.sides]
         self.pending = [PunctuationCollection(options.partitions) for _ in self.sides]
         self.unpurged = 0
+        self._may_propagate = False  # tuples were dropped since the last propagation
         self._settled_at = np.zeros(options.partitions, dtype=np.int64)  # purging indications when it was settled
         self._indications = 0
-        self._value_oriented = options.scheduling is not None and options.scheduling.tuples == "value"
         self.waiting = None if options.scheduling is None else self._make_pool(options.scheduling)
+        self._value_oriented = options.scheduling is not None and options.scheduling.tuples == "value"
 
     # Parameters
 
@@ -307,19 +310,23 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         return self.graph.side(one)
 
     def _check_clustered(self, names: Sequence[str]) -> frozenset[int]:
-        if isinstance(names, str):
-            raise JoinInputError(f"`clustered` must be a list of names of inputs, not {names!r}")
-        sides = frozenset(self.graph.side(name) for name in names)
+        sides = frozenset(self._named("clustered", names))
         if sides and self._key.wide:
             raise JoinInputError(
                 "a clustered input must have a key of at most 8 bytes, such as a number or a time; leave it out"
             )
         return sides
 
+    def _named(self, parameter: str, names: Sequence[str]) -> list[int]:
+        """Return the positions of inputs that a parameter names."""
+        if isinstance(names, str | bytes) or not isinstance(names, Collection):
+            raise JoinInputError(f"`{parameter}` must be a list of names of inputs, not {names!r}")
+        return [self.graph.side(name) for name in names]
+
     def _make_pool(self, scheduling: Scheduling) -> WaitingPool:
-        if not isinstance(scheduling, Scheduling) or scheduling.tuples not in {"value", "sequential"}:
+        if not isinstance(scheduling, Scheduling) or scheduling.tuples not in ("value", "sequential"):
             raise JoinInputError(f"`scheduling` must be a Scheduling of 'value' or 'sequential' tuples: {scheduling!r}")
-        preferred = [self.graph.side(name) for name in scheduling.priority]
+        preferred = self._named("priority", scheduling.priority)
         preferred += [] if self._one is None else [self._one]
         order = list(dict.fromkeys([*preferred, *self.sides]))
         given = scheduling.quota
@@ -427,6 +434,8 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
             self._counts.rows_passed += int(leaving.sum())
             rows = rows.take(np.flatnonzero(~leaving))
         yield from self._join_and_keep(side, rows)
+        if self.purge_every == 1 and self._may_propagate:
+            yield from self._propagate()
         if len(closed):
             yield from self._note_keys(side, KeyCover(np.stack([closed, closed], axis=1)), len(closed))
 
@@ -463,10 +472,15 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
                 dropped[sources[1 - side][1]] = True
             yield from self.results.batches(sources)
         if dropped is not None and dropped.any():
-            slots = np.flatnonzero(dropped)
-            self.state.drop(1 - side, slots)
-            self._counts.rows_purged += len(slots)
+            self._drop_joined(1 - side, dropped)
         return joined
+
+    def _drop_joined(self, many: int, dropped: NDArray[np.bool_]) -> None:
+        """Drop tuples in memory that have joined with their only match; punctuations may have waited for that."""
+        slots = np.flatnonzero(dropped)
+        self.state.drop(many, slots)
+        self._counts.rows_purged += len(slots)
+        self._may_propagate |= len(self.pending[many]) > 0
 
     def _check_unique(self, side: int, rows: Rows) -> None:
         """Refuse tuples whose key occurred before, as far as it is in memory."""
@@ -604,6 +618,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
 
     def _propagate(self) -> Iterator[pa.RecordBatch]:
         """Yield the punctuations that no tuple of their input matches any more, wherever it is (section 4.2)."""
+        self._may_propagate = False
         ready: list[Punctuation] = []
         for side, collection in enumerate(self.pending):
             rows = self.state.stores[side].rows
@@ -620,11 +635,16 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
     # Reactive phase, ends, cleanup
 
     def _react(self) -> Iterator[pa.RecordBatch] | None:
-        """Work while the inputs are blocked: the in-memory stage, purging, the memory-disk stage, settling."""
+        """Work while the inputs are blocked: the in-memory stage, purging, the memory-disk stage, settling.
+
+        A propagation that is due is a part of purging.
+        """
         if self.waiting is not None and len(self.waiting):
             return self._take_turns(blocked=True)
         if self.unpurged:
             return self._purge()
+        if self._may_propagate:
+            return self._propagate()
         chosen = self.state.best_pass()
         if chosen is not None:
             return self._pass_over(*chosen)
@@ -641,8 +661,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
                 dropped[sources[many][1]] = True
             yield from self.results.batches(sources)
         if many is not None and dropped.any():
-            self._counts.rows_purged += int(dropped.sum())
-            self.state.drop(many, np.flatnonzero(dropped))
+            self._drop_joined(many, dropped)
 
     def _settle(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Join all tuples of a partition, and drop those on disk that nothing can match any more."""
@@ -685,6 +704,8 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
             for rows in self.waiting.drain(side):
                 yield from self._process(side, rows)
         self.ranges[side].close()
+        self.budget.release("statistics", sum(bound.nbytes for bound in self._partial[side]))
+        self._partial[side] = []
         self._indications += 1
         yield from self._purge()
 

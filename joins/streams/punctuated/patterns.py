@@ -8,7 +8,7 @@ column to the pattern of what both match. A bound pattern has typed values and m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.joins.handle import check_batch
+from headrace.storage.format import plain, stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +52,7 @@ class OneOf:
     values: tuple[Any, ...]
 
     def __init__(self, *values: object) -> None:
-        for value in values:
-            _check_value(value)
-        distinct: list[object] = []
-        for value in values:
-            if not any(value is known or value == known for known in distinct):
-                distinct.append(value)
-        object.__setattr__(self, "values", tuple(distinct))
+        object.__setattr__(self, "values", tuple(dict.fromkeys(map(_checked, values))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +73,9 @@ class Between:
     include_high: bool = True
 
     def __post_init__(self) -> None:
-        for limit in (self.low, self.high):
-            if limit is not None:
-                _check_value(limit)
+        for name in ("low", "high"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _checked(getattr(self, name)))
 
     def holds(self, value: object) -> bool:
         """Return whether a value is in the range."""
@@ -105,7 +101,7 @@ class Pattern(Mapping[str, "Constraint"]):
     Raises
     ------
     JoinInputError
-        If a value is null or NaN.
+        If it is not a mapping of names, or a value is null, NaN, or not a single value.
 
     Examples
     --------
@@ -118,6 +114,8 @@ class Pattern(Mapping[str, "Constraint"]):
     """
 
     def __init__(self, constraints: Mapping[str, object]) -> None:
+        if not isinstance(constraints, Mapping) or not all(isinstance(name, str) for name in constraints):
+            raise JoinInputError(f"a pattern is a mapping of names of columns to constraints, not {constraints!r}")
         found: dict[str, Constraint] = {}
         for name, given in constraints.items():
             constraint = given if isinstance(given, Wildcard | OneOf | Between) else OneOf(given)
@@ -148,12 +146,17 @@ class Pattern(Mapping[str, "Constraint"]):
         JoinInputError
             If values of one column cannot be compared.
         """
+        if not isinstance(other, Pattern):
+            return NotImplemented
         merged: dict[str, Constraint] = dict(self._constraints)
         for name, constraint in other._constraints.items():
             try:
                 merged[name] = _meet(merged.get(name, ANY), constraint)
             except TypeError as error:
-                raise JoinInputError(f"the patterns constrain column {name!r} with values of two kinds") from error
+                raise JoinInputError(
+                    f"the patterns constrain column {name!r} with values that Python does not compare: {error}; give "
+                    "values of one kind, times in microseconds or coarser"
+                ) from error
         return Pattern(merged)
 
     @property
@@ -178,11 +181,13 @@ class Pattern(Mapping[str, "Constraint"]):
         JoinInputError
             If a column cannot have one of the values.
         """
+        if not isinstance(schema, pa.Schema):
+            raise JoinInputError(f"a pattern is bound to a pyarrow schema, not to {type(schema).__name__}")
         tests = []
         for column, constraint in self._constraints.items():
             if len(schema.get_all_field_indices(column)) != 1:
                 raise StreamSchemaError(
-                    f"{name} has no column {column!r} for a punctuation; its columns are "
+                    f"{name} must have one column {column!r} for a punctuation; its columns are "
                     f"{', '.join(map(repr, schema.names))}"
                 )
             at = schema.get_field_index(column)
@@ -192,11 +197,19 @@ class Pattern(Mapping[str, "Constraint"]):
     def matches(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return which rows of a batch match.
 
+        Raises
+        ------
+        StreamSchemaError
+            If it is not a record batch, or lacks a column.
+        JoinInputError
+            If a column cannot have one of the values.
+
         Examples
         --------
         >>> Pattern({"k": Between(2, 3)}).matches(pa.record_batch({"k": [1, 2, None, 3]})).tolist()
         [False, True, False, True]
         """
+        check_batch(batch)
         return self.bind(batch.schema).matches(batch.columns, len(batch))
 
 
@@ -226,7 +239,11 @@ class ColumnTest:
     @classmethod
     def of(cls, column: int, constraint: Constraint, dtype: pa.DataType, name: str) -> ColumnTest:
         """Return the test of a constraint on a column of a type."""
-        target = pa.float64() if pa.types.is_floating(dtype) else dtype
+        target = _tested_type(dtype)
+        if target is None:
+            raise JoinInputError(
+                f"column {name!r} has type {dtype}, which a punctuation cannot constrain; leave the column out"
+            )
         if isinstance(constraint, OneOf):
             return cls(column, pa.array([_typed(value, target, name) for value in constraint.values], target))
         assert isinstance(constraint, Between)
@@ -237,18 +254,23 @@ class ColumnTest:
 
     def moved(self, column: int, dtype: pa.DataType) -> ColumnTest | None:
         """Return the test of the same values on another column; None if its type cannot have one of them."""
-        target = pa.float64() if pa.types.is_floating(dtype) else dtype
+        target = _tested_type(dtype)
+        if target is None:
+            return None
         try:
-            values = None if self.values is None else self.values.cast(target)
-            low, high = (None if limit is None else limit.cast(target) for limit in (self.low, self.high))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            values = None if self.values is None else _exactly(self.values, target)
+            low, high = (
+                None if limit is None else _exactly(pa.repeat(limit, 1), target)[0] for limit in (self.low, self.high)
+            )
+        except pa.ArrowException:
             return None
         return ColumnTest(column, values, low, high, self.include_low, self.include_high)
 
     def passes(self, array: pa.Array) -> NDArray[np.bool_]:
         """Return which values of a column meet the constraint. Nulls do not."""
-        if pa.types.is_floating(array.type):
-            array = array.cast(pa.float64())
+        target = _tested_type(array.type)
+        assert target is not None
+        array = _exactly(array, target)
         if self.values is not None:
             return _flags(self._among(array))
         passed = np.ones(len(array), dtype=np.bool_)
@@ -353,6 +375,11 @@ _OVERHEAD = 512
 def punctuation_of(batch: pa.RecordBatch) -> Pattern | None:
     """Return the punctuation that a batch without rows carries; None for a batch of results.
 
+    Raises
+    ------
+    StreamSchemaError
+        If it is not a record batch.
+
     Examples
     --------
     >>> pattern = Pattern({"k": Between(low=3)})
@@ -360,6 +387,7 @@ def punctuation_of(batch: pa.RecordBatch) -> Pattern | None:
     >>> punctuation_of(pattern.bind(schema).batch(schema, ["k"])) == pattern
     True
     """
+    check_batch(batch)
     text = (batch.schema.metadata or {}).get(_METADATA)
     if text is None:
         return None
@@ -375,9 +403,14 @@ def punctuation_of(batch: pa.RecordBatch) -> Pattern | None:
     return Pattern(constraints)
 
 
-def _check_value(value: object) -> None:
+def _checked(value: Any) -> Any:
+    """Return a value, of an Arrow scalar its Python value; refuse null, NaN, and what is not a single value."""
+    value = _plain(value) if isinstance(value, pa.Scalar) else value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise JoinInputError(f"a pattern cannot have the value {value!r}, which equals nothing; leave it out")
+    if not isinstance(value, Hashable):
+        raise JoinInputError(f"a pattern has single values, not {value!r}; give a list of values as OneOf(*values)")
+    return value
 
 
 def _meet(left: Constraint, right: Constraint) -> Constraint:
@@ -413,22 +446,35 @@ def _tighter(left: Between, right: Between, end: str) -> tuple[Any, bool]:
     return (second, within) if (first < second) == (end == "low") else (first, inside)
 
 
-def _typed(value: object, dtype: pa.DataType, name: str) -> pa.Scalar:
-    """Return a value as a scalar of a type, without loss."""
+def _tested_type(dtype: pa.DataType) -> pa.DataType | None:
+    """Return the type in which the values of a column are tested; None if there is no such test."""
+    stored = dtype if pa.types.is_decimal256(dtype) else stored_type(dtype)
+    return pa.float64() if stored is not None and pa.types.is_floating(stored) else stored
+
+
+def _exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return values in another type. A value that would change raises an error of Arrow."""
+    exact = pa.types.is_decimal(array.type) or pa.types.is_integer(array.type)
+    if pa.types.is_decimal256(target) and exact:  # no type of a table
+        return array.cast(target)
+    return plain(array, target)
+
+
+def _typed(value: object, target: pa.DataType, name: str) -> pa.Scalar:
+    """Return a value as a scalar of a tested type, without loss."""
     try:
-        scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value)
-        if _textual(scalar.type) != _textual(dtype):
-            raise pa.ArrowInvalid("text and other types differ")  # noqa: TRY301 - one message for all reasons
-        return scalar if scalar.type == dtype else scalar.cast(dtype)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError) as error:
+        array = pa.repeat(value if isinstance(value, pa.Scalar) else pa.scalar(value), 1)
+        if pa.types.is_binary(target) != pa.types.is_binary(_tested_type(array.type) or target):
+            raise pa.ArrowInvalid("text and binary differ")
+        scalar = _exactly(array, target)[0]
+        if not scalar.is_valid or (pa.types.is_floating(target) and math.isnan(scalar.as_py())):
+            raise pa.ArrowInvalid("null and NaN equal nothing")
+    except (pa.ArrowException, OverflowError, ValueError) as error:
         raise JoinInputError(
-            f"column {name!r} has type {dtype} and cannot have the value {value!r} of a punctuation; give a value of "
+            f"column {name!r} has type {target} and cannot have the value {value!r} of a punctuation; give a value of "
             "that type"
         ) from error
-
-
-def _textual(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
+    return scalar
 
 
 def _limits(test: ColumnTest) -> pa.Array:
@@ -445,10 +491,20 @@ def _constraint(test: ColumnTest) -> Constraint:
 
 def _plain(scalar: pa.Scalar) -> Any:
     """Return a Python value, or the scalar itself if Python has no such value."""
-    if not scalar.is_valid:
-        return None
     whole = pa.types.is_timestamp(scalar.type) or pa.types.is_time64(scalar.type) or pa.types.is_duration(scalar.type)
-    return scalar if whole and scalar.type.unit == "ns" else scalar.as_py()
+    try:
+        if whole and scalar.is_valid and scalar.type.unit == "ns":
+            array = pa.repeat(scalar, 1)
+            return plain(array, _in_microseconds(scalar.type))[0].as_py()
+        return scalar.as_py()
+    except (pa.ArrowException, OverflowError, ValueError):
+        return scalar
+
+
+def _in_microseconds(dtype: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(dtype):
+        return pa.timestamp("us", dtype.tz)
+    return pa.time64("us") if pa.types.is_time64(dtype) else pa.duration("us")
 
 
 def _flags(array: pa.Array) -> NDArray[np.bool_]:

@@ -73,9 +73,8 @@ class KeyColumns:
             keys, found = self.spec.encode(exact)
             words = np.unique(keys.prefix if found is None else keys.prefix[found])
             return KeyCover(np.stack([words, words], axis=1))
-        if not self.wide and len(self.types) == 1:
-            return KeyCover(self._interval(tests[0]))
-        return KeyCover(_no_intervals(), None, self._tests(tests))
+        interval = None if self.wide or len(self.types) > 1 else self._interval(tests[0])
+        return KeyCover(_no_intervals(), None, self._tests(tests)) if interval is None else KeyCover(interval)
 
     def _exact_keys(self, tests: dict[int, ColumnTest]) -> pa.RecordBatch | None:
         """Return the keys of a pattern that lists them; None if it does not. A composite key is listed if it is one."""
@@ -87,11 +86,11 @@ class KeyColumns:
             return None
         return pa.RecordBatch.from_arrays([test.values for test in moved if test is not None], schema=self.schema)
 
-    def _interval(self, test: ColumnTest) -> NDArray[np.uint64]:
-        """Return the words of a range."""
+    def _interval(self, test: ColumnTest) -> NDArray[np.uint64] | None:
+        """Return the words of a range; None if the type of the key does not have its limits."""
         moved = test.moved(0, self.types[0])
         if moved is None or moved.values is not None:
-            return _no_intervals()
+            return None
         low, high = 0, _LAST
         if moved.low is not None:
             low = self._word(moved.low) + (not moved.include_low)

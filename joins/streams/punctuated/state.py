@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.errors import JoinInputError
 from headrace.joins.streams.base.blocks import SpilledBlock, SpillReserve, cuts, held, read_block, write_block
+from headrace.joins.streams.base.operator import partition_bits
 from headrace.joins.streams.base.pairs import coexisted
 from headrace.joins.streams.punctuated.errors import UniqueKeyError
 from headrace.joins.streams.tuples import _index_kernels as kernels
@@ -38,7 +38,6 @@ KEY = 0
 Source = tuple["Rows", "NDArray[np.int64]"]
 """Tuples of an input, and the position of the one in each combination."""
 
-_MOST_BITS = 6
 _LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
 _BLOCKS_IN_MEMORY = 64
 _RESERVED_BLOCKS = 3  # one that is read, what is kept of it, and the buffer that it is written from
@@ -70,9 +69,7 @@ class HashState:
     """
 
     def __init__(self, algorithm: StreamsAlgorithm, partitions: int) -> None:
-        self._bits = int(partitions).bit_length() - 1
-        if not isinstance(partitions, int) or partitions != 1 << self._bits or not 1 <= self._bits <= _MOST_BITS:
-            raise JoinInputError(f"`partitions` must be a power of 2 from 2 to 64, not {partitions!r}")
+        self._bits = partition_bits(partitions)
         self._algorithm = algorithm
         self.partitions = partitions
         self.stores = [TupleStore(layout, algorithm.budget, [False]) for layout in algorithm.layouts]

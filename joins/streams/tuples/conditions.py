@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.predicates.offsets import Offset
 
-__all__ = ["Conditions", "Edge", "JoinGraph", "Near"]
+__all__ = ["Conditions", "Edge", "JoinGraph", "Near", "conditions_of"]
 
 _LEAST_INPUTS = 2
 
@@ -125,7 +125,7 @@ class JoinGraph:
         self.edges: list[Edge] = []
         pairs: dict[tuple[int, int], list[tuple[str, str]]] = {}
         nears: list[tuple[tuple[int, int], tuple[str, str], Offset | float]] = []
-        for condition in _conditions(on):
+        for condition in conditions_of(on):
             left, right, within = _parts(condition)
             sides, columns = self._resolve(left, right, within)
             if within is None:
@@ -247,7 +247,14 @@ def _inputs(inputs: Mapping[str, pa.Schema]) -> tuple[list[str], list[pa.Schema]
     return list(inputs), list(inputs.values())
 
 
-def _conditions(on: Conditions) -> list[object]:
+def conditions_of(on: Conditions) -> list[object]:
+    """Return conditions as a list.
+
+    Raises
+    ------
+    JoinInputError
+        If they are none.
+    """
     if isinstance(on, str | Near):
         return [on]
     if not isinstance(on, Sequence) or not on:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.joins.errors import JoinInputError
-from headrace.joins.streams import ProgressiveMerge, SymmetricHash
+from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.joins.streams import Near, ProgressiveMerge, SymmetricHash
 from headrace.joins.streams.arrivals import (
     Arrival,
     arrivals_at_rates,
@@ -138,6 +138,69 @@ def test_a_replay_works_on_spilled_tuples_while_it_waits(tmp_path):
         list(replay(join, found, speed=1, clock=pace, sleep=pace.sleep))
         assert join.stats.rows_reactive > 0
         assert pace.now == pytest.approx(60)
+
+
+ROWS = pa.record_batch({"t": [1, 2]})
+GIVEN = {"a": [ROWS]}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: arrivals_in_turn(None), "`streams` must map the names"),
+        (lambda: arrivals_in_turn({"a": 5}), "batches of input 'a' must be iterable"),
+        (lambda: arrivals_by_time([ROWS], {"a": "t"}), "`streams` must map the names"),
+        (lambda: arrivals_by_time(GIVEN, "t"), "`columns` must have an entry for input 'a'"),
+        (lambda: arrivals_by_time(GIVEN, {}), "`columns` must have an entry for input 'a'"),
+        (lambda: arrivals_by_time(GIVEN, {"a": "t"}, window=-1), "`window` must be a number of seconds of at least 0"),
+        (lambda: arrivals_by_time(GIVEN, {"a": "t"}, window=float("nan")), "`window` must be"),
+        (lambda: arrivals_by_time(GIVEN, {"a": "t"}, rows=0), "`rows` must be a whole number of at least 1"),
+        (lambda: arrivals_at_rates(GIVEN, 5, 1), "`rates` must have an entry for input 'a'"),
+        (lambda: arrivals_at_rates(GIVEN, {"a": "5"}, 1), "rate of input 'a' must be a positive number"),
+        (lambda: arrivals_at_rates(GIVEN, {"a": 5}, None), "`seed` must be a whole number of at least 0"),
+        (lambda: seconds_of([1], "at"), "at must be a pyarrow array, not list"),
+        (lambda: replay(None, []), "`join` must be a join of streams"),
+        (lambda: replay(joined(), 5), "arrivals must be iterable"),
+        (lambda: replay(joined(), [ROWS]), "a replay takes Arrivals"),
+        (lambda: replay(joined(), [], speed=0), "`speed` must be a positive number"),
+        (lambda: replay(joined(), [], clock=5), "`clock` must be a function"),
+        (lambda: replay(joined(), [], sleep=5), "`sleep` must be a function"),
+        (lambda: [choose_algorithm([], 2, ["x"], "inner")], r"no algorithm \[\]"),
+        (lambda: [choose_algorithm("auto", None, ["x"], "inner")], "`inputs` must be a whole number"),
+        (lambda: [choose_algorithm("auto", 2, None, "inner")], "`on` must be pairs of columns"),
+        (lambda: [make_join("auto", [SCHEMA], "n")], "`inputs` must map the names"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_their_names(call, message):
+    with pytest.raises(JoinInputError, match=message):
+        list(call())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda given: arrivals_in_turn({"a": given}),
+        lambda given: arrivals_by_time({"a": given}, {"a": "t"}),
+        lambda given: arrivals_at_rates({"a": given}, {"a": 1.0}, 1),
+    ],
+)
+def test_inputs_come_as_record_batches(call):
+    with pytest.raises(StreamSchemaError, match="record batches, not as Table"):
+        list(call([pa.table({"t": [1]})]))
+
+
+def test_a_time_column_that_the_input_lacks_is_named():
+    with pytest.raises(StreamSchemaError, match="input 'a' must have one time column 'z'; its columns are 't'"):
+        list(arrivals_by_time(GIVEN, {"a": "z"}))
+
+
+def test_a_single_condition_chooses_an_operator():
+    with make_join("auto", {"a": SCHEMA, "b": SCHEMA}, Near("a.t", "b.t", 1)) as join:
+        assert type(join).__name__ == "DINER"
+
+
+def joined():
+    return SymmetricHash({"a": ROWS.schema, "b": ROWS.schema}, "t")
 
 
 def test_inputs_in_turn_end_when_they_are_empty():

@@ -135,6 +135,39 @@ def test_an_unknown_join_type_is_refused():
         DINER(INPUTS, "x", "outer")
 
 
+HASHED = [XJoin, RPJ, PRJoin, MJoin, DoublePipelinedHash, PunctuatedJoin]
+SPILLING = [*HASHED, DINER, MINER, HashMerge, ProgressiveMerge]
+
+
+@pytest.mark.parametrize("operator", HASHED)
+@pytest.mark.parametrize("partitions", [0, 1, 3, 128, -2, True, 2.0, float("nan"), "16", []])
+def test_partitions_are_a_power_of_2(operator, partitions):
+    with pytest.raises(JoinInputError, match="`partitions` must be a power of 2 from 2 to 64"):
+        operator(INPUTS, "x", partitions=partitions)
+
+
+@pytest.mark.parametrize("operator", SPILLING)
+def test_what_creates_spill_files_is_a_function(operator):
+    with pytest.raises(JoinInputError, match="`backend` must be a function, not 5"):
+        operator(INPUTS, "x", backend=5)
+
+
+@pytest.mark.parametrize("operator", [DINER, MINER])
+def test_a_block_that_is_not_a_size_is_refused_by_its_name(operator):
+    with pytest.raises(JoinInputError, match="`block`: not a size: 'x'"):
+        operator(INPUTS, "x", block="x")
+
+
+@pytest.mark.parametrize("operator", [*SPILLING, SymmetricHash])
+def test_arguments_of_idle_are_checked(operator):
+    with operator(INPUTS, "x") as join:
+        for until in (None, "1s", float("nan"), True):
+            with pytest.raises(JoinInputError, match="`until` must be a number of seconds"):
+                join.idle(until=until)
+        with pytest.raises(JoinInputError, match="`waiting` must be a function, not 5"):
+            join.idle(waiting=5)
+
+
 def test_tuples_without_a_match_come_when_the_other_input_has_ended():
     with SymmetricHash(INPUTS, "x", how="left") as join:
         assert join.push(batch([0, 1, 2], [7, 8, None]), side="a").to_table().to_pylist() == [

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -305,12 +306,124 @@ def test_patterns_match_and_combine_as_a_naive_twin_says(tools, data):
         (pa.timestamp("s"), dt.datetime(2020, 1, 1, microsecond=5)),  # noqa: DTZ001 - of a column without a zone
         (pa.string(), 5),
         (pa.float64(), math.nan),
+        (pa.float64(), np.float32("nan")),
+        (pa.float64(), pa.scalar(math.nan)),
         (pa.int64(), None),
+        (pa.int64(), pa.scalar(None, pa.int64())),
+        (pa.timestamp("s"), np.datetime64("NaT", "s")),
+        (pa.decimal128(10, 2), 0.126),
+        (pa.decimal128(10, 2), Decimal("0.126")),
+        (pa.date32(), dt.datetime(2020, 1, 1, 5)),  # noqa: DTZ001 - of a column without a zone
+        (pa.time32("s"), dt.datetime(2020, 1, 1, 5)),  # noqa: DTZ001 - of a column without a zone
+        (pa.timestamp("s"), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
+        (pa.timestamp("s", "UTC"), dt.datetime(2020, 1, 1)),  # noqa: DTZ001 - refused for that
+        (pa.int32(), dt.date(2020, 1, 1)),
+        (pa.bool_(), 5),
+        (pa.binary(), "5"),
+        (pa.string(), b"5"),
+        (pa.string(), "\ud800"),
     ],
 )
 def test_values_that_a_column_cannot_have_are_refused(dtype, value):
-    with pytest.raises(JoinInputError, match=r"cannot have the value"):
-        Pattern({"k": value}).bind(pa.schema([("k", dtype)]))
+    for constraint in (OneOf, Between)[: 1 if value is None else 2]:  # a limit of None is no limit
+        with pytest.raises(JoinInputError, match=r"cannot have the value"):
+            Pattern({"k": constraint(value)}).bind(pa.schema([("k", dtype)]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (pa.decimal128(10, 2), [1, 2, 3]),
+        (pa.decimal32(5, 2), [1, 2, 3]),
+        (pa.decimal256(50, 2), [1, 2, 3]),
+        (pa.int16(), [Decimal(1), Decimal(2), Decimal(3)]),
+        (pa.dictionary(pa.int8(), pa.int64()), [1, 2, 3]),
+        (pa.dictionary(pa.int8(), pa.string()), ["a", "b", "c"]),
+        (pa.string_view(), ["a", "b", "c"]),
+        (pa.large_string(), ["a", "b", "c"]),
+        (pa.binary_view(), [b"a", b"b", b"c"]),
+        (pa.binary(1), [b"a", b"b", b"c"]),
+        (pa.float16(), [1.0, 2.0, 3.0]),
+        (pa.date64(), [dt.date(2020, 1, day) for day in (1, 2, 3)]),
+        (pa.duration("ns"), [dt.timedelta(seconds=n) for n in (1, 2, 3)]),
+    ],
+)
+def test_columns_of_each_type_are_matched(dtype, values):
+    array = pa.array(list(map(int, values)) if dtype == pa.int16() else values, getattr(dtype, "value_type", dtype))
+    array = array.dictionary_encode().cast(dtype) if pa.types.is_dictionary(dtype) else array
+    batch = pa.record_batch({"k": array})
+    assert Pattern({"k": values[1]}).matches(batch).tolist() == [False, True, False]
+    assert Pattern({"k": OneOf(*values[:2])}).matches(batch).tolist() == [True, True, False]
+    assert Pattern({"k": Between(values[1])}).matches(batch).tolist() == [False, True, True]
+    carried = Pattern({"k": Between(values[1])}).bind(batch.schema).batch(batch.schema, ["k"])
+    assert punctuation_of(carried).matches(batch).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.null()])
+def test_a_column_whose_values_cannot_be_tested_is_refused(dtype):
+    with pytest.raises(JoinInputError, match="which a punctuation cannot constrain; leave the column out"):
+        Pattern({"k": 1}).bind(pa.schema([("k", dtype)]))
+
+
+def test_a_time_that_python_has_no_value_for_is_carried():
+    schema = pa.schema([("k", pa.date32())])
+    far = pa.scalar(10**8, pa.int32()).cast(pa.date32())
+    carried = punctuation_of(Pattern({"k": far}).bind(schema).batch(schema, ["k"]))
+    assert carried.matches(pa.record_batch({"k": pa.array([far], pa.date32())})).tolist() == [True]
+
+
+def test_equal_values_of_arrow_and_of_python_are_one():
+    time = dt.datetime(2020, 1, 1)  # noqa: DTZ001 - of a column without a zone
+    both = Pattern({"k": pa.scalar(time, pa.timestamp("ns"))}) & Pattern({"k": OneOf(time, pa.scalar(5))})
+    assert both == Pattern({"k": time})
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "k", [1], {5: 1}, {"k": [1, 2]}, {"k": {"a": 1}}])
+def test_what_is_not_a_pattern_is_refused(wrong):
+    with pytest.raises(JoinInputError, match=r"a pattern (is a mapping of names|has single values)"):
+        Pattern(wrong)
+
+
+def test_a_pattern_is_matched_with_schemas_and_batches():
+    with pytest.raises(JoinInputError, match="pyarrow schema, not to NoneType"):
+        Pattern({"k": 1}).bind(None)
+    for call in (Pattern({"k": 1}).matches, punctuation_of):
+        with pytest.raises(StreamSchemaError, match="record batches, not as NoneType"):
+            call(None)
+
+
+# Keys whose types differ
+
+
+@pytest.mark.parametrize(
+    ("types", "key", "constraint"),
+    [
+        ((pa.int32(), pa.int64()), 5, Between(0, 2**40)),
+        ((pa.int32(), pa.int64()), 5, OneOf(5, 2**40)),
+        ((pa.decimal128(10, 2), pa.int64()), 5, Between(0, 10**12)),
+        ((pa.time32("s"), pa.time32("ms")), dt.time(5), Between(high=dt.time(5, microsecond=500_000))),
+    ],
+)
+def test_a_punctuation_that_the_type_of_the_key_cannot_express_waits_for_its_tuples(types, key, constraint):
+    schemas = {name: pa.schema([("k", dtype)]) for name, dtype in zip("ab", types, strict=True)}
+    join = PunctuatedJoin(schemas, "k", memory="1MiB", purge_every=1)
+    rows = {
+        name: pa.record_batch([pa.array([key], schema.field(0).type)], schema=schema)
+        for name, schema in schemas.items()
+    }
+    join.push(rows["b"], side="b").drain()
+    assert list(join.punctuate("b", {"k": constraint})) == [], "a tuple that it matches is held"
+    assert join.push(rows["a"], side="a").drain() == 1
+    with pytest.raises(PunctuationError):
+        join.push(rows["b"], side="b").drain()
+
+
+def test_a_punctuation_purges_keys_of_another_type():
+    prices = pa.record_batch({"k": pa.array([5, 6], pa.decimal128(10, 2))})
+    join = PunctuatedJoin({"a": prices.schema, "b": KEYS}, "k", memory="1MiB", purge_every=1)
+    join.push(prices, side="a").drain()
+    join.punctuate("b", {"k": 5}).drain()
+    assert join.stats.rows_in_memory == 1
 
 
 # Triggers of purging (section 5.2)
@@ -367,6 +480,16 @@ def test_punctuations_in_order_take_the_memory_of_one():
     assert join.stats.punctuations_out == 200
 
 
+def test_the_end_of_an_input_frees_its_punctuations():
+    join = make()
+    before = join.stats.memory.used
+    for value in range(20):
+        join.punctuate("b", {"v": value}).drain()
+    assert join.stats.memory.used > before
+    join.end("b").drain()
+    assert join.stats.memory.used == before
+
+
 def test_more_punctuations_than_memory_are_an_error():
     join = make(memory="80KiB")
     with pytest.raises(MemoryBudgetError, match="ranges of keys that touch"):  # noqa: PT012 - at some point
@@ -386,6 +509,23 @@ def test_a_tuple_of_many_is_dropped_once_it_has_joined():
     assert join.push(reads(1, 3), side="b", at=0.0).drain() == 1
     assert join.stats.rows_in_memory == 3
     assert join.stats.rows_passed == 1
+
+
+def test_a_punctuation_of_many_comes_when_the_last_tuple_that_it_matches_has_joined():
+    join = make(one="a", purge_every=1)
+    join.push(reads(1, 2), side="b").drain()
+    assert list(join.punctuate("b", {"k": 1})) == []
+    assert [punctuation_of(batch) for batch in join.push(news(2), side="a")] == [None], "a tuple with 1 is held"
+    assert [punctuation_of(batch) for batch in join.push(news(1), side="a")] == [None, Pattern({"k_right": 1})]
+
+
+def test_a_blocked_time_propagates_what_joined_since_the_last_purge():
+    join = make(one="a", purge_every=100, clock=lambda: 0.0)
+    join.push(reads(1), side="b", at=0.0).drain()
+    join.punctuate("b", {"k": 1}, at=0.0).drain()
+    assert list(join.idle(1.0)) == [], "a tuple with 1 is held"
+    join.push(news(1), side="a", at=1.0).drain()
+    assert [punctuation_of(batch) for batch in join.idle(3.0)] == [Pattern({"k_right": 1})]
 
 
 def test_a_spilled_tuple_of_many_joins_once_and_is_gone_from_disk(tmp_path):
@@ -524,7 +664,7 @@ def test_text_keys_are_punctuated_exactly_and_by_range():
 
 def test_calls_of_the_join_are_checked():
     join = make()
-    with pytest.raises(StreamSchemaError, match="no column 'z'"):
+    with pytest.raises(StreamSchemaError, match="must have one column 'z'"):
         join.punctuate("b", {"z": 1})
     with pytest.raises(JoinInputError, match="no input 'z'"):
         join.punctuate("z", {"k": 1})
@@ -533,8 +673,18 @@ def test_calls_of_the_join_are_checked():
     join.end("b").drain()
     with pytest.raises(FinishedError, match="before `end`"):
         join.punctuate("b", {"k": 1})
-    for options in ({"purge_every": 0}, {"clustered": "b"}, {"scheduling": Scheduling(0)}, {"partitions": 3}):
-        with pytest.raises(JoinInputError):
+    for options, name in (
+        ({"purge_every": 0}, "purge_every"),
+        ({"clustered": "b"}, "clustered"),
+        ({"clustered": None}, "clustered"),
+        ({"scheduling": 5}, "scheduling"),
+        ({"scheduling": Scheduling(5, tuples=[])}, "scheduling"),
+        ({"scheduling": Scheduling(0)}, "quota"),
+        ({"scheduling": Scheduling(5, priority="ab")}, "priority"),
+        ({"scheduling": Scheduling(5, priority=None)}, "priority"),
+        ({"on_violation": 5}, "on_violation"),
+    ):
+        with pytest.raises(JoinInputError, match=f"`{name}` must"):
             make(**options)
     three = dict.fromkeys("abc", pa.schema([("k", pa.int64()), ("l", pa.int64())]))
     with pytest.raises(JoinInputError, match="one key that all inputs share"):
