@@ -201,7 +201,7 @@ def check_clock(clock: Any) -> None:
     """Refuse what does not return a time when it is called without arguments."""
     if clock is None:
         return
-    check_function("clock", clock)
+    check_function("clock", clock, "a function that returns seconds")
     try:
         now = clock()
     except TypeError as error:
@@ -210,10 +210,10 @@ def check_clock(clock: Any) -> None:
         raise JoinInputError(f"`clock` must return a finite number of seconds, not {now!r}")
 
 
-def check_function(name: str, value: object) -> None:
+def check_function(name: str, value: object, kind: str = "a function") -> None:
     """Refuse a parameter that cannot be called."""
     if not callable(value):
-        raise JoinInputError(f"`{name}` must be a function, not {value!r}")
+        raise JoinInputError(f"`{name}` must be {kind}, not {value!r}")
 
 
 def check_seconds(name: str, value: object, least: float) -> None:

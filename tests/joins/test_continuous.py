@@ -78,14 +78,14 @@ def expected(rows, stream, how):
 @pytest.fixture
 def divided(monkeypatch):
     """Number of chunks into which tuples were divided, each time."""
-    numbers, divide = [], StreamBuffer.divided
+    numbers, divide = [], StreamBuffer.chunks_at
 
-    def noted(self, chunk):
-        chunks = list(divide(self, chunk))
+    def noted(self, *tuples):
+        chunks = divide(self, *tuples)
         numbers.append(len(chunks))
-        return iter(chunks)
+        return chunks
 
-    monkeypatch.setattr(StreamBuffer, "divided", noted)
+    monkeypatch.setattr(StreamBuffer, "chunks_at", noted)
     return numbers
 
 

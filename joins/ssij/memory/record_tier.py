@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.joins.ssij.memory import _record_kernels as kernels
 from headrace.joins.ssij.memory.tier_trial import TierTrial
-from headrace.storage.format.constants import SLACK
+from headrace.storage.format import SLACK
 from headrace.storage.leaf import FixedRows
 
 if TYPE_CHECKING:
