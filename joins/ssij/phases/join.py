@@ -157,8 +157,6 @@ class JoinPhase:
         self._planned += self._context.reader.device.cost(counters.seeks - seeks, counters.pages_read - pages)
         if self._plan is None or len(self._plan) == 0:
             self._end()
-        elif self.continuous:
-            self._store.budget.give_back(self._tuple_nbytes)
 
     def detour(self, leaves: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Read leaves out of turn, whose tuples cannot wait for the head. The sweep goes on where it was."""
