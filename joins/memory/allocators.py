@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import lru_cache
 from typing import Final
 
 __all__ = ["ProcessMemory", "keep_little_freed_memory", "release_freed_memory", "reuse_freed_memory"]
@@ -99,14 +100,19 @@ def anonymous_nbytes() -> int:
     Pages of files that the process has mapped, such as a stream that it reads, do not count: no allocator keeps them.
     """
     try:
-        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # a file object costs as much as the read
-        try:
-            _, resident, of_files, *_ = os.read(file, _LINE).split()
-        finally:
-            os.close(file)
-        return (int(resident) - int(of_files)) * _PAGE
+        _, resident, of_files, *_ = os.pread(_sizes_of(os.getpid()), _LINE, 0).split()
     except OSError:
         return 0
+    return (int(resident) - int(of_files)) * _PAGE
+
+
+@lru_cache(maxsize=1)
+def _sizes_of(_process: int) -> int:
+    """Return the file with the sizes of this process, which stays open: opening it takes four times as long as reading.
+
+    A process that was forked opens its own.
+    """
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 _LINE: Final = 256  # bytes: seven numbers take less

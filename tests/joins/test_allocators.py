@@ -1,6 +1,8 @@
 """Freed memory is asked for when the process has grown beyond its limit, and again with each further MiB."""
 
 import mmap
+import subprocess
+import sys
 
 import pytest
 
@@ -85,3 +87,21 @@ def test_pages_of_mapped_files_are_not_memory_that_allocators_keep(tmp_path):
         assert allocators.anonymous_nbytes() - before < 4 * MIB
     block = bytearray(b"x" * (32 * MIB))
     assert allocators.anonymous_nbytes() - before >= len(block)
+
+
+FORKED = """
+import os
+from headrace.joins.memory.allocators import anonymous_nbytes
+
+before = anonymous_nbytes()
+child = os.fork()
+if child == 0:
+    block = bytearray(os.urandom(64 << 20))
+    os._exit(not 60 << 20 < anonymous_nbytes() - before)
+assert os.waitpid(child, 0)[1] == 0, "the child does not see its own memory"
+assert anonymous_nbytes() - before < 8 << 20
+"""
+
+
+def test_a_forked_process_sees_its_own_memory():
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
