@@ -275,7 +275,7 @@ class StreamBuffer:
         return self._ranges.count * division_nbytes(rows.slice(0, 0))
 
     def chunks_at(
-        self, rows: pa.RecordBatch, arrival: Arrivals, places: NDArray[np.integer], leaf: NDArray[np.int32]
+        self, rows: pa.RecordBatch, arrival: Arrivals, places: NDArray[np.int32], leaf: NDArray[np.int32]
     ) -> list[Chunk]:
         """Return tuples at some places, each of which waits for one leaf: divided by ranges if they are many.
 
@@ -285,7 +285,7 @@ class StreamBuffer:
         ----------
         rows, arrival
             Tuples of a batch.
-        places, leaf : int[n]
+        places, leaf : int32[n]
             Which of them wait, and their leaves, which ascend.
         """
         if self._ranges is None or not (self.divides and len(places) >= _LEAST_DIVIDED):
@@ -335,7 +335,7 @@ class StreamBuffer:
         self._runs_nbytes -= sum(chunk.index_nbytes for chunk in last)
         chunk = _merged(last)
         divisible = self.divides and chunk.simple and chunk.undecided is None and chunk.within is None
-        every = np.arange(len(chunk.rows))
+        every = np.arange(len(chunk.rows), dtype=np.int32)
         for piece in self.chunks_at(chunk.rows, chunk.arrival, every, chunk.first) if divisible else [chunk]:
             self._append(piece)
 
@@ -465,7 +465,7 @@ class StreamBuffer:
 def _chunk_at(
     rows: pa.RecordBatch,
     arrival: Arrivals,
-    places: NDArray[np.integer],
+    places: NDArray[np.int32],
     leaf: NDArray[np.int32],
     within: int | None = None,
 ) -> Chunk:
