@@ -1,6 +1,11 @@
 """`headrace extract`: its output, its errors, and what other commands make of its files."""
 
+import re
 import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +14,8 @@ import pytest
 from headrace.pipelines import database
 from headrace.pipelines.database import extract
 from headrace.storage import Table
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -45,6 +52,26 @@ def test_tables_of_a_database_are_joined_as_sqlite_joins_them(shop, invoke, tmp_
     assert shown == [
         tuple(None if value is None else nulls.get(value, str(value)) for value in row) for row in expected
     ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/databases.md"])
+def test_the_example_of_a_page_is_made_and_extracted_as_it_is_printed(invoke, tmp_path, monkeypatch, page):
+    text = (ROOT / page).read_text()
+    (program,) = re.findall(r"    \$ python -c \"(.*?)\"\n", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-c", program], check=True)
+    printed = re.findall(r"    \$ headrace (extract sqlite:///shop.db .*)\n((?:    [^$].*\n)+)", text)
+    assert printed
+    for command, output in printed:
+        outcome = invoke(*command.split())
+        assert outcome.code == 0, outcome
+        assert without_rate(outcome.out) == without_rate(textwrap.dedent(output))
+    for command in re.findall(r"    \$ headrace ((?:table|join) .*(?:customers|joined.parquet).*)\n", text):
+        assert command.split()[1] == "planes.tbl" or invoke(*command.split()).code == 0
+
+
+def without_rate(output):
+    return [line for line in output.splitlines() if not line.startswith("  rate")]
 
 
 def test_the_file_of_an_empty_table_is_read(shop, invoke, tmp_path):
