@@ -924,6 +924,6 @@ def test_a_missing_folder_of_a_source_is_named(world):
 def test_a_table_with_other_columns_is_refused_before_anything_is_written(world, rng):
     world.add_random(rng, 10)
     write_deltalake(str(world.folder / "w/paid"), pa.table({"id": pa.array([1], pa.int64())}))
-    with pytest.raises(DeltaTableError, match="no column 'item'"):
+    with pytest.raises(DeltaTableError, match="no columns 'item'"):
         world.run()
     assert not world.state.exists()
