@@ -17,6 +17,7 @@ from headrace.etl.errors import DeclarationError
 from headrace.etl.inputs import check_names
 from headrace.etl.outcomes import Outcome, OutcomeCounts, most_severe, outcome_text, tally
 from headrace.etl.ranking import key_text
+from headrace.storage.records import shown_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,7 @@ def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup | AsOfLookup]) -> pa.
         names = ", ".join(lookup.stream_columns)
         value = key_text([batch.column(name).take(wanted) for name in lookup.stream_columns])
         fixed = [pa.repeat(text, len(rejected)) for text in (lookup.role, names)]
-        fields = [*fixed, value.cast(pa.string()), reasons.take(wanted)]
+        fields = [*fixed, shown_texts(value).cast(pa.string()), reasons.take(wanted)]
         rows.append(rejected)
         parts.append(pa.StructArray.from_arrays(fields, fields=list(CAUSES_TYPE.value_type)))
     row = np.concatenate(rows)

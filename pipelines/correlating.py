@@ -19,10 +19,11 @@ from headrace.pipelines.correlate.delivery import steps_problem
 from headrace.pipelines.correlate.engines import SparkEngine
 from headrace.pipelines.correlate.kernels import compiling
 from headrace.pipelines.correlate.ledgers import SourceLedgers
+from headrace.pipelines.correlate.manifests import ManifestRef
 from headrace.pipelines.correlate.protocol import CorrelationProtocol, state_folder
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.errors import PipelineFileError, StateDamagedError
 from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.batch.resolutions import RetryOf
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.config.correlation import CorrelationConfig
+    from headrace.pipelines.config.join_plan import JoinPlan
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.ledger import RejectedRow
@@ -105,7 +107,7 @@ def opened_with(
 ) -> Iterator[OpenRun]:
     """Prepare a correlation with a given engine and an open catalog; otherwise as `opened_correlation`."""
     plan, after = config.plan(), config.steps()
-    with _with_steps_of_unfinished(config):
+    with _with_earlier_batches(config, plan):
         check_sinks(config, plan)
         steps = check_pipeline(after, engine.cores) if config.has_steps else None
     with Leases(catalog, _leases(config, after), clock=clock) as leases, SourceLedgers(config, clock) as ledgers:
@@ -145,10 +147,10 @@ def opened_with(
 
 
 @contextmanager
-def _with_steps_of_unfinished(config: CorrelationConfig) -> Iterator[None]:
-    """Explain a refusal in the block by the steps, if they came or went while a batch is not complete.
+def _with_earlier_batches(config: CorrelationConfig, plan: JoinPlan) -> Iterator[None]:
+    """Explain a refusal in the block by what earlier batches need, if no change of a table would help.
 
-    The tables then have columns that fit the steps of that batch, and no change of a table would help.
+    The steps may not come or go while a batch is not complete, and the sources and conditions are those of the state.
     """
     try:
         yield
@@ -158,7 +160,21 @@ def _with_steps_of_unfinished(config: CorrelationConfig) -> Iterator[None]:
             problem = _problem_of_unfinished(config)
         if problem:
             raise PipelineFileError(problem) from error
+        with suppress(StateDamagedError):  # the run that changes it meanwhile, or the next one, reports it
+            _require_state(config, plan)
         raise
+
+
+def _require_state(config: CorrelationConfig, plan: JoinPlan) -> None:
+    """Refuse a file with other sources or conditions than the state has."""
+    checkpoint = str(config.checkpoint)
+    if not Ledger.exists(checkpoint):
+        return
+    with Ledger(checkpoint) as ledger:
+        number, stream = ledger.last_loaded(), ledger.stream
+        attempt = None if number is None else ledger.attempt_of(number)
+    if number is not None and attempt is not None:
+        state_folder(config, stream).read(ManifestRef(number, attempt), plan.definition())
 
 
 def _problem_of_unfinished(config: CorrelationConfig) -> str:

@@ -327,5 +327,7 @@ def _declared_types(config: PipelineConfig, name: str) -> dict[str, pa.DataType]
 def _show(summary: DimensionSummary, console: Console) -> None:
     facts: dict[str, Any] = {key: value for key, value in asdict(summary).items() if key not in {"name", "columns"}}
     pairs = Pairs(f"Dimension {summary.name}", {key.replace("_", " "): value for key, value in facts.items()})
-    grid = [Grid("Columns", ("name", "type"), summary.columns)] if summary.columns else []
+    internal = set() if summary.versions is None else {"_entries"}  # of a nested type, which no one can read
+    shown = [column for column in summary.columns if column[0] not in internal]
+    grid = [Grid("Columns", ("name", "type"), shown)] if shown else []
     console.result({**asdict(summary), "columns": dict(summary.columns)}, pairs, *grid)

@@ -259,7 +259,7 @@ def _retried(result: RetryResult) -> list[Block]:
         "duplicates routed": run.total("routed"),
         "rejected again": run.total("rejected"),
         "new members": run.total("new_members"),
-        "batches": ", ".join(str(batch.batch) for batch in run.batches),
+        "batch" if len(run.batches) == 1 else "batches": ", ".join(str(batch.batch) for batch in run.batches),
         "facts": run.facts,
         "run": run.run,
     }

@@ -136,6 +136,7 @@ def _may_be_of_arguments(error: BaseException) -> bool:
     """Whether an argument does not fit what the command found, so that either may be wrong."""
     from headrace.cli.reporting.errors import OutputFileError
     from headrace.joins.errors import JoinInputError
+    from headrace.pipelines.errors import ExtractionError
     from headrace.storage.errors import (
         InputError,
         MemoryBudgetError,
@@ -145,7 +146,13 @@ def _may_be_of_arguments(error: BaseException) -> bool:
     )
 
     families = (
-        JoinInputError | MemoryBudgetError | OutputFileError | SchemaError | TableExistsError | TableNotFoundError
+        ExtractionError
+        | JoinInputError
+        | MemoryBudgetError
+        | OutputFileError
+        | SchemaError
+        | TableExistsError
+        | TableNotFoundError
     )
     return isinstance(error, families) or type(error) is InputError
 

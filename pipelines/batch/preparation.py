@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from headrace.pipelines.config.column_types import arrow_schema, arrow_type, typ
 from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.config.history import as_of_lookup, history_of
 from headrace.pipelines.config.rules import stream_problems
+from headrace.pipelines.delta.columns import added_columns_statement
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.merges import set_properties
 from headrace.pipelines.delta.support import (
@@ -47,6 +48,7 @@ from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.tables import add_special_members as add_special_versions
 from headrace.pipelines.history.tables import check_declaration, create_history
+from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
@@ -57,9 +59,12 @@ if TYPE_CHECKING:
     from headrace.etl.history import AsOfLookup, History
     from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
+    from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
 
-__all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare", "require_column"]
+__all__ = ["CheckedPipeline", "another_table", "check_pipeline", "described_table", "prepare", "require_columns"]
+
+ANOTHER: Final = ", or name another table"
 
 _INFERRED_FLAG = "is_inferred"
 _NEVER_NULL_ERRORS = frozenset({"pipeline", "stream", "batch", FILE, "_record_number", "reason"})
@@ -321,8 +326,8 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
         table = described_table(use.path)
         if table is None:
             continue
-        for field in schema:
-            require_column(table, use.label, field.name, field.type)
+        others = another_table(prepared.config) if use.path == prepared.config.sink.path else ANOTHER
+        require_columns(table, use.label, schema, others)
         require_support(table, use)
         if use.role is Role.MERGED and prepared.merge is not None:
             check_merge(prepared.merge, table)
@@ -393,8 +398,55 @@ def _nullable_facts(prepared: Prepared) -> set[str]:
     return {*prepared.stream.names, *carried}
 
 
+def another_table(config: PipelineConfig | CorrelationConfig) -> str:
+    """Return the advice to name another table for the facts; empty if the ledger has batches in the present one.
+
+    A run refuses a ledger whose batches are not in the fact table.
+    """
+    checkpoint = str(config.checkpoint)
+    if not Ledger.exists(checkpoint):
+        return ANOTHER
+    with Ledger(checkpoint) as ledger:
+        return ANOTHER if ledger.last_loaded() is None else ""
+
+
+def require_columns(table: Described, label: str, schema: pa.Schema, others: str = ANOTHER) -> None:
+    """Raise an error unless a table has all columns of a schema, with its types.
+
+    Parameters
+    ----------
+    table, label
+        Table and its name in messages.
+    schema
+        Columns that the pipeline writes.
+    others
+        Advice to name another table, or an empty text where that is not possible.
+    """
+    for field in schema:
+        if field.name in table.schema.names or _twin(table, field.name) is not None:
+            require_column(table, label, field.name, field.type, others=others)
+    missing = [field for field in schema if field.name not in table.schema.names]
+    if missing:
+        named, them = ("column", "it") if len(missing) == 1 else ("columns", "them")
+        raise DeltaTableError(
+            f"{label}: the Delta table {table.path} has no {named} {', '.join(repr(each.name) for each in missing)}; "
+            f"it has {', '.join(table.schema.names)}; add {them}: "
+            f"{added_columns_statement(table.path, missing)}{others}"
+        )
+
+
+def _twin(table: Described, column: str) -> str | None:
+    """Return a column of a table whose name differs in case only, or None."""
+    return next((name for name in table.schema.names if name.lower() == column.lower() and name != column), None)
+
+
 def require_column(
-    table: Described, label: str, column: str, kind: pa.DataType | None, field: str | None = None
+    table: Described,
+    label: str,
+    column: str,
+    kind: pa.DataType | None,
+    field: str | None = None,
+    others: str = ANOTHER,
 ) -> None:
     """Raise an error unless a table has a column with exactly this name and, if given, this type.
 
@@ -403,7 +455,7 @@ def require_column(
     """
     place = f"{label}: the Delta table {table.path}"
     if column not in table.schema.names:
-        twin = next((name for name in table.schema.names if name.lower() == column.lower()), None)
+        twin = _twin(table, column)
         if twin is not None:
             raise DeltaTableError(
                 f"{place} has no column {column!r}, but {twin!r}: names that differ only in case are one name to "
@@ -411,16 +463,13 @@ def require_column(
             )
         remedy = f"name one of these{'' if field is None else f' in {field}'}, or another table"
         if field is None and kind is not None:
-            remedy = (
-                f"add it: ALTER TABLE delta.`{table.path}` ADD COLUMNS (`{column}` {type_name(kind)}), or name "
-                "another table"
-            )
+            remedy = f"add it: {added_columns_statement(table.path, [pa.field(column, kind)])}{others}"
         raise DeltaTableError(f"{place} has no column {column!r}; it has {', '.join(table.schema.names)}; {remedy}")
     there = table.schema.field(column).type
     if kind is not None and not pa.types.is_nested(kind) and there != kind:
         raise DeltaTableError(
             f"{place} has column {column!r} as {type_name(there)}, but the pipeline declares {type_name(kind)}; "
-            f"declare it as {type_name(there)}, or name another table"
+            f"declare it as {type_name(there)}{others}"
         )
 
 
@@ -430,8 +479,8 @@ def _check_partitions(prepared: Prepared, table: Described | None) -> None:
         there = ", ".join(table.partition_columns)
         raise DeltaTableError(
             f"sink.partition_by is {', '.join(declared)}, but the Delta table {table.path} is "
-            f"{'partitioned by ' + there if there else 'not partitioned'}; write partition_by: [{there}], or name "
-            "another table"
+            f"{'partitioned by ' + there if there else 'not partitioned'}; write partition_by: [{there}]"
+            f"{another_table(prepared.config)}"
         )
 
 

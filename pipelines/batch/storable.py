@@ -17,6 +17,7 @@ from headrace.etl.equality import KeyRule, conform
 from headrace.etl.ranking import key_text
 from headrace.pipelines.delta.constraints import broken
 from headrace.pipelines.spark.frame import STATE, State
+from headrace.storage.records import shown_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,6 @@ __all__ = [
 
 CAUSE_TYPE: Final = pa.struct({"column": pa.string(), "value": pa.string(), "reason": pa.string()})
 _MALFORMED: Final = "_malformed"
-_SHOWN: Final = 200
 _GROWTH: Final = 18  # case folding and composition lengthen UTF-8 at most threefold each, and escapes twofold
 
 
@@ -254,9 +254,8 @@ def _causes(batch: pa.RecordBatch, columns: Sequence[str], rows: NDArray[np.int6
     value = key_text(values)
     if len(values) == 1:
         value = pc.if_else(values[0].is_valid(), value, pa.scalar(None, value.type))
-    short = pc.utf8_slice_codeunits(value, 0, _SHOWN)
     fixed = [pa.repeat(text, len(rows)) for text in (", ".join(columns), reason)]
-    return pa.StructArray.from_arrays([fixed[0], short, fixed[1]], fields=list(CAUSE_TYPE))
+    return pa.StructArray.from_arrays([fixed[0], shown_texts(value), fixed[1]], fields=list(CAUSE_TYPE))
 
 
 def _flags(found: pa.Array) -> NDArray[np.bool_]:

@@ -35,7 +35,7 @@ from headrace.pipelines.config.model import (
 )
 from headrace.pipelines.config.places import apart
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
-from headrace.pipelines.config.rules import step_problems
+from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_file, sqlite_url, table_location
@@ -509,7 +509,7 @@ def _join_problems(config: CorrelationConfig) -> list[Problem]:
 def _step_problems(config: CorrelationConfig) -> list[Problem]:
     """Return inconsistencies of the steps with the results of the join, or of the table with plain results."""
     if config.has_steps:
-        return step_problems(config.steps())
+        return inconsistencies(config.steps())
     if config.dimensions:
         text = "dimensions: no step uses them; add `lookups`, or leave them out"
         return [Problem(("dimensions",), text)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
     from headrace.pipelines.config.problems import DocumentPath
 
-__all__ = ["AUDIT_COLUMNS", "inconsistencies", "step_problems", "stream_problems"]
+__all__ = ["AUDIT_COLUMNS", "inconsistencies", "stream_problems"]
 
 AUDIT_COLUMNS = ("_file", "_batch", "_loaded_at")
 _OUTCOME = "_outcome"
@@ -33,14 +33,6 @@ _OF_TIMES = ("before_first", "null_time")
 
 def inconsistencies(config: PipelineConfig) -> list[Problem]:
     """Return every inconsistency between the fields of a pipeline."""
-    problems = step_problems(config)
-    if not config.lookups and config.duplicates is None and config.sink.mode != "merge":
-        problems.append(Problem((), "a pipeline has at least one lookup, looks for duplicates, or merges"))
-    return problems
-
-
-def step_problems(config: PipelineConfig) -> list[Problem]:
-    """Return every inconsistency between the source and the steps that follow it."""
     problems = [*_role_problems(config), *_source_problems(config), *_name_problems(config)]
     for name, dimension in config.dimensions.items():
         problems += [*_dimension_problems(config, name, dimension), *special_problems(config, name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
-from headrace.pipelines.batch.preparation import described_table, require_column
+from headrace.pipelines.batch.preparation import ANOTHER, another_table, described_table, require_columns
 from headrace.pipelines.delta.support import Role, Use, Way, refuse_twins, require_support
 from headrace.pipelines.delta.tables import create_table, has_table
 from headrace.pipelines.errors import DeltaTableError
@@ -32,8 +32,7 @@ def check_sinks(config: CorrelationConfig, plan: JoinPlan) -> None:
         table = described_table(path)
         if table is None:
             continue
-        for field in schema:
-            require_column(table, label, field.name, field.type)
+        require_columns(table, label, schema, another_table(config) if role is Role.FACTS else ANOTHER)
         if require_support(table, Use(role, label, path, frozenset(schema.names))) is not Way.FILES:
             raise DeltaTableError(
                 f"{label}, the Delta table {path}, has constraints, generated columns or other features for which "
@@ -65,6 +64,6 @@ def _check_partitions(config: CorrelationConfig) -> None:
         there = ", ".join(table.partition_columns)
         raise DeltaTableError(
             f"sink.partition_by is {', '.join(declared)}, but the Delta table {table.path} is "
-            f"{'partitioned by ' + there if there else 'not partitioned'}; write partition_by: [{there}], or name "
-            "another table"
+            f"{'partitioned by ' + there if there else 'not partitioned'}; write partition_by: [{there}]"
+            f"{another_table(config)}"
         )

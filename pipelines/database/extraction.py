@@ -9,7 +9,7 @@ import shlex
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,10 +41,8 @@ ROWS_PER_FILE = 1_000_000
 _PARTITION_ROWS = 1_000  # rows that are in memory as Python objects
 _GROUP_BYTES = 16 << 20
 _SHOWN = 60
-_RECAST = {  # views of SQLite have no types but those of the columns of tables
-    "sqlite": "extract a table to which they are copied as another type",
-    "postgresql": "extract a view that casts them",
-}
+_COPY: Final = "extract a table to which they are copied as another type"
+_VIEW: Final = "extract a view that casts them"
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,16 @@ def extract(
         raise ExtractionError(f"a file cannot have {rows_per_file} rows; give a number from 1")
     source = parse_source(url)
     with reading(source) as connection:
-        relation = _relation(connection, source, table, schema, columns)
+        # Views of SQLite have no types but those of the columns of tables, and no view can be extracted by `new_by`.
+        recast = _COPY if source.backend == SQLITE or new_by is not None else _VIEW
+        relation = _relation(connection, source, table, schema, columns, recast)
         if new_by is not None:
             _require_order(connection, relation, new_by)
         with (
             _destination(Path(folder), source, relation, new_by) as destination,
             _Files(destination, relation, new_by, rows_per_file) as files,
         ):
-            for rows in _batches(connection, relation, new_by, destination.position):
+            for rows in _batches(connection, relation, new_by, destination):
                 files.write(rows)
                 on_rows(rows.num_rows)
             return files.finish()
@@ -151,7 +151,7 @@ def _destination(
 
 
 def _relation(
-    connection: Connection, source: Source, table: str, schema: str | None, names: Sequence[str] | None
+    connection: Connection, source: Source, table: str, schema: str | None, names: Sequence[str] | None, recast: str
 ) -> _Relation:
     inspector = inspect(connection)
     with warnings.catch_warnings():
@@ -164,7 +164,6 @@ def _relation(
     clauses = [clause_of(each) for each in _chosen(found, table, names)]
     sql_table(_quoted(table), *clauses, schema=None if schema is None else _quoted(schema))  # they are its columns now
     columns = [column_of(each, source.backend) for each in clauses]
-    recast = _RECAST[source.backend]
     _refuse_unsupported(clauses, columns, table, recast)
     nullable = frozenset(each["name"] for each in found if each["nullable"])
     return _Relation(table, schema, [column for column in columns if column is not None], key, nullable, recast)
@@ -228,16 +227,33 @@ def _require_order(connection: Connection, relation: _Relation, new_by: str) -> 
         )
     column, place = relation.column(new_by), f"column {new_by!r} of table {relation.name!r}"
     advice = "name a unique column whose values grow, such as an identity column, or extract without --new-by"
+    if _is_view(connection, relation):
+        raise ExtractionError(
+            f"{relation.name!r} is a view, which declares no column as unique and never null, so --new-by is not "
+            "possible; extract the table that it reads, or extract it without --new-by"
+        )
     if not column.ordered:
         raise ExtractionError(f"{place} has the type {column.declared}, which is not compared exactly; {advice}")
-    if [new_by] not in _unique_columns(connection, relation) or _is_inherited(connection, relation):
+    if [new_by] not in _unique_columns(connection, relation):
         raise ExtractionError(
-            f"{place} is not declared unique, or not with the tables that inherit from it, so later rows with the "
-            f"greatest extracted value would be lost; {advice}"
+            f"{place} is not declared unique, so later rows with the greatest extracted value would be lost; {advice}"
+        )
+    if _is_inherited(connection, relation):
+        raise ExtractionError(
+            f"{place} is not unique together with the rows of the tables that inherit from it, so later rows with the "
+            "greatest extracted value would be lost; extract without --new-by"
         )
     is_key = relation.key == [new_by]  # a key of SQLite may hold null
     if new_by in relation.nullable and not (is_key and not _has_null(connection, column)):
         raise ExtractionError(f"{place} may be null, so it does not order all rows; declare it NOT NULL, or {advice}")
+
+
+def _is_view(connection: Connection, relation: _Relation) -> bool:
+    inspector = inspect(connection)
+    names = inspector.get_view_names(schema=relation.schema)
+    if isinstance(inspector, PGInspector):
+        names = [*names, *inspector.get_materialized_view_names(schema=relation.schema)]
+    return relation.name in names
 
 
 def _unique_columns(connection: Connection, relation: _Relation) -> list[Sequence[str | None]]:
@@ -311,8 +327,11 @@ def _has_null(connection: Connection, column: Column) -> bool:
     return found.first() is not None
 
 
-def _batches(connection: Connection, relation: _Relation, new_by: str | None, after: str | None) -> Iterator[pa.Table]:
-    """Yield the rows; those with a greater value than `after` in the order of a column, if it is given."""
+def _batches(
+    connection: Connection, relation: _Relation, new_by: str | None, destination: Destination
+) -> Iterator[pa.Table]:
+    """Yield the rows; those after the position of the destination in the order of a column, if it is given."""
+    after = destination.position
     wanted = select(*(column.expression.label(f"c{at}") for at, column in enumerate(relation.columns)))
     if new_by is not None:
         column = relation.column(new_by)
@@ -322,11 +341,11 @@ def _batches(connection: Connection, relation: _Relation, new_by: str | None, af
     first = 1
     with connection.execute(wanted, execution_options={"yield_per": _PARTITION_ROWS}) as result:  # a server's cursor
         for rows in result.partitions():
-            yield _converted(relation, rows, first)
+            yield _converted(relation, rows, first, destination)
             first += len(rows)
 
 
-def _converted(relation: _Relation, rows: Sequence[Any], first: int) -> pa.Table:
+def _converted(relation: _Relation, rows: Sequence[Any], first: int, destination: Destination) -> pa.Table:
     arrays = []
     for at, column in enumerate(relation.columns):
         values = []
@@ -334,7 +353,8 @@ def _converted(relation: _Relation, rows: Sequence[Any], first: int) -> pa.Table
             try:
                 values.append(None if row[at] is None else column.convert(row[at]))
             except ValueError as error:
-                raise _bad_value(relation, column, row, first + number, f"{_short(row[at])} {error}") from None
+                reason = f"{_short(row[at])} {error}"
+                raise _bad_value(relation, column, row, first + number, reason, destination) from None
         try:
             arrays.append(pa.array(values, column.dtype))
         except (pa.ArrowException, OverflowError) as error:
@@ -345,14 +365,26 @@ def _converted(relation: _Relation, rows: Sequence[Any], first: int) -> pa.Table
     return pa.Table.from_arrays(arrays, schema=relation.arrow_schema)
 
 
-def _bad_value(relation: _Relation, column: Column, row: Any, number: int, reason: str) -> ExtractionError:
+def _bad_value(
+    relation: _Relation, column: Column, row: Any, number: int, reason: str, destination: Destination
+) -> ExtractionError:
     names = [each.name for each in relation.columns]
     key = [f"{name} = {_short(row[names.index(name)])}" for name in relation.key if name in names]
     shown = f" ({', '.join(key)})" if key else ""
     return ExtractionError(
         f"table {relation.name!r}, column {column.name!r}, row {number}{shown}: {reason}; the column is "
-        f"{column.declared}: correct such values, leave the column out with --columns, or {relation.recast}"
+        f"{column.declared}: {_advice(relation, destination)}"
     )
+
+
+def _advice(relation: _Relation, destination: Destination) -> str:
+    """Return what to do about values that do not fit: a folder with files takes neither other columns nor tables."""
+    if isinstance(destination, GrowingFolder) and destination.files:
+        return (
+            f"correct such values, or name another folder than {destination.folder}, whose files have this column, and "
+            f"leave the column out with --columns there, or {relation.recast}"
+        )
+    return f"correct such values, leave the column out with --columns, or {relation.recast}"
 
 
 def _short(value: Any) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from headrace.storage.records.pieces import Piece, split
     from headrace.storage.records.reading import raw_records, read_records
-    from headrace.storage.records.records import REJECTS, Records
+    from headrace.storage.records.records import REJECTS, Records, shown_texts
 
 __all__ = [
     "COMPRESSIONS",
@@ -44,6 +44,7 @@ __all__ = [
     "raw_records",
     "read_originals",
     "read_records",
+    "shown_texts",
     "sound_batches",
     "split",
     "with_delimiter",
@@ -68,6 +69,7 @@ _HOMES = {
     "raw_records": "headrace.storage.records.reading",
     "read_originals": "headrace.storage.records.originals",
     "read_records": "headrace.storage.records.reading",
+    "shown_texts": "headrace.storage.records.records",
     "sound_batches": "headrace.storage.records.inference",
     "split": "headrace.storage.records.pieces",
     "with_delimiter": "headrace.storage.records.inference",

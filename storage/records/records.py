@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["REJECTS", "Records", "Rejections", "shown"]
+__all__ = ["REJECTS", "Records", "Rejections", "shown", "shown_texts"]
 
 REJECTS = pa.schema(
     [
@@ -47,6 +48,13 @@ class Records:
 def shown(value: str) -> str:
     """Return a value as causes show it; of a long one, the beginning."""
     return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}… ({len(value):,} characters)"
+
+
+def shown_texts(values: pa.Array) -> pa.Array:
+    """Return values as causes show them, see `shown`; nulls stay null."""
+    if not pc.any(pc.greater(pc.utf8_length(values), _SHOWN)).as_py():
+        return values
+    return pa.array([None if value is None else shown(value) for value in values.to_pylist()], values.type)
 
 
 @dataclass

@@ -253,6 +253,14 @@ def test_an_added_attribute_is_not_filled_from_a_source(invoke, shop):
     assert "mail" not in invoke("dimension", "info", "customer").out
 
 
+def test_a_dimension_is_shown_without_the_nested_column_of_its_history(invoke):
+    invoke("dimension", "apply", "customer", "changes")
+    info = invoke("dimension", "info", "customer")
+    assert "_entries" not in info.out
+    assert "_sequence" in info.out
+    assert "_entries" in invoke("dimension", "info", "customer", "--json").document["columns"]
+
+
 def test_a_repair_fixes_what_needs_no_decision_unless_it_is_a_dry_run(invoke, shop):
     invoke("dimension", "apply", "customer", "changes")
     assert "nothing to repair" in invoke("dimension", "repair", "customer").out

@@ -1,6 +1,11 @@
 """`headrace extract`: its output, its errors, and what other commands make of its files."""
 
+import re
 import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +14,8 @@ import pytest
 from headrace.pipelines import database
 from headrace.pipelines.database import extract
 from headrace.storage import Table
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -45,6 +52,26 @@ def test_tables_of_a_database_are_joined_as_sqlite_joins_them(shop, invoke, tmp_
     assert shown == [
         tuple(None if value is None else nulls.get(value, str(value)) for value in row) for row in expected
     ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/databases.md"])
+def test_the_example_of_a_page_is_made_and_extracted_as_it_is_printed(invoke, tmp_path, monkeypatch, page):
+    text = (ROOT / page).read_text()
+    (program,) = re.findall(r"    \$ python -c \"(.*?)\"\n", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-c", program], check=True)
+    printed = re.findall(r"    \$ headrace (extract sqlite:///shop.db .*)\n((?:    [^$].*\n)+)", text)
+    assert printed
+    for command, output in printed:
+        outcome = invoke(*command.split())
+        assert outcome.code == 0, outcome
+        assert without_rate(outcome.out) == without_rate(textwrap.dedent(output))
+    for command in re.findall(r"    \$ headrace ((?:table|join) .*(?:customers|joined.parquet).*)\n", text):
+        assert command.split()[1] == "planes.tbl" or invoke(*command.split()).code == 0
+
+
+def without_rate(output):
+    return [line for line in output.splitlines() if not line.startswith("  rate")]
 
 
 def test_the_file_of_an_empty_table_is_read(shop, invoke, tmp_path):
@@ -90,10 +117,21 @@ def test_a_failure_names_the_table_what_is_left_and_how_to_go_on(shop, invoke, t
     assert "headrace: failed while extracting orders to out\n" in outcome.err
     assert "row 2 (id = 11): 'free' is text" in outcome.err
     assert "  left   nothing; out was not written or changed\n" in outcome.err
-    assert f"  go on  fix the cause, then run: headrace extract {shop} orders -o out\n" in outcome.err
+    assert (
+        "  go on  correct the command or the cause, then run it again; its arguments: headrace extract --help\n"
+        in outcome.err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
     outcome = invoke("extract", shop, "orders", "-o", "out", "--new-by", "id")
     assert "  left   the complete files in out, if there are any; the next run continues after them\n" in outcome.err
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "sqlite:///missing.db"])
+def test_a_wrong_url_is_not_repeated_as_the_way_to_go_on(invoke, url):
+    outcome = invoke("extract", url, "orders", "-o", "out")
+    assert outcome.code == 1
+    assert "  go on  correct the command or the cause, then run it again" in outcome.err
+    assert f"headrace extract {url}" not in outcome.err
 
 
 def test_an_interrupt_after_the_last_step_leaves_the_table(shop, invoke, monkeypatch):
@@ -114,5 +152,4 @@ def test_the_password_of_a_variable_is_in_no_message(invoke, monkeypatch):
     outcome = invoke("extract", "postgresql://u:${PASSWORD}@127.0.0.1:1/db", "orders", "-o", "out")
     assert outcome.code == 1
     assert "postgresql://127.0.0.1:1/db" in outcome.err  # it has no driver here, or no one listens there
-    assert "headrace extract 'postgresql://u:${PASSWORD}@127.0.0.1:1/db' orders -o out" in outcome.err
     assert "tiger" not in outcome.out + outcome.err

@@ -1,11 +1,17 @@
 """`headrace errors`: rejected rows can be counted, shown and dismissed without Spark, and selections are checked."""
 
+import dataclasses
+import re
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.retries import RetryResult
+from headrace.pipelines.runner import RunResult
 
 
 def rejected(batch, file, number, reason, *, column="amount", role=None, pipeline="orders"):
@@ -49,6 +55,18 @@ def test_rows_are_counted_by_rule_batch_and_file_of_this_pipeline(invoke, shop):
     assert "amount: is not a number" in shown
     assert "and 2 more lines" in shown
     assert shop.errors_path in shown
+
+
+@pytest.mark.parametrize(("numbers", "line"), [([9], "batch: 9"), ([9, 10], "batches: 9, 10")])
+@pytest.mark.usefixtures("shop")
+def test_a_retry_prints_the_numbers_of_its_batches(invoke, monkeypatch, numbers, line):
+    names = [each.name for each in dataclasses.fields(BatchRecord)]
+    batches = tuple(BatchRecord(**{**dict.fromkeys(names, 0), "batch": number, "detail": {}}) for number in numbers)
+    result = RunResult("r", "orders", "done", None, 1.0, batches, "f", "e", "d")
+    monkeypatch.setattr("headrace.pipelines.retry", lambda *_, **__: RetryResult(1, result))
+    shown = invoke("errors", "retry", "0/a.csv:1")
+    assert shown.code == 0, shown
+    assert line in [re.sub(" {2,}", ": ", each.strip()) for each in shown.out.splitlines()]
 
 
 @pytest.mark.usefixtures("shop")

@@ -68,6 +68,23 @@ def test_a_rejected_row_keeps_itself_and_every_cause():
     ]
 
 
+def test_a_long_key_that_a_lookup_rejects_is_shown_by_its_beginning():
+    texts = ["k" * 300_000, "k" * 1000, None]
+    lookup = Lookup(
+        Dimension("code", ("code",), "code_key", pa.schema({"code": pa.string()})), "r", {"c": "code"}, "reject"
+    )
+    columns = {
+        "c": texts,
+        "_r_outcome": ["rejected"] * 3,
+        "_r_reason": ["not there"] * 3,
+        "r_key": pa.nulls(3, pa.int64()),
+    }
+    settled = settle(pa.record_batch(columns), [lookup])
+    values = [causes[0]["value"] for causes in settled.rejected.column("_causes").to_pylist()]
+    assert values == ["k" * 1000 + "… (300,000 characters)", "k" * 1000, "null"]
+    assert settled.rejected.column("c").to_pylist() == texts
+
+
 def test_facts_carry_keys_but_no_working_columns():
     settled = settle(resolved([("matched", "matched", None)]), [FIRST, SECOND])
     assert settled.loaded.schema.names == ["x", "y", "first_key", "second_key", "_outcome"]

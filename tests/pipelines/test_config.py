@@ -116,7 +116,6 @@ def test_a_link_to_another_file_system_stays(tmp_path):
         (lambda d: d["lookups"][0].update(on={"tale": "tailnum"}), ("'tale'", "id, tail, at")),
         (lambda d: d.update(duplicates={"key": ["nope"]}), ("duplicates", "'nope'")),
         (lambda d: d["lookups"].append(d["lookups"][0]), ("two lookups", "'plane'")),
-        (lambda d: d.update(lookups=[]), ("at least one lookup",)),
         (lambda d: d["source"]["schema"].update(_state="int"), ("'_state'", "begins with '_'")),
         (lambda d: d["source"]["schema"].update({"a.b": "int"}), ("'a.b'", "has a dot or a backtick", "`rename`")),
         (lambda d: d.update(name="a b"), ("name: a name starts with", "'.' and '-'; 'a b' does not")),

@@ -593,6 +593,20 @@ def test_other_conditions_do_not_continue_the_state(world, rng):
     assert "before: nothing; now: condition orders.at = payments.at" in str(raised.value)
 
 
+def test_a_new_column_of_a_source_is_refused_by_the_state_before_a_change_of_the_table_is_advised(world, rng):
+    world.add_random(rng, 10)
+    world.run()
+    world.document["sources"]["orders"]["schema"]["note"] = "string"
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"other sources, columns or conditions .* column orders\.note"):
+        world.run()
+    del world.document["sources"]["orders"]["schema"]["note"]
+    world.write()
+    world.add_random(rng, 10)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
 def test_a_distance_is_the_same_in_another_unit_and_differs_by_its_value(folder, rng):
     near = [{"columns": "orders.at = payments.at", "within": "1h"}]
     world = World(folder, {"on": ["orders.id = payments.order"], "near": near})
@@ -910,6 +924,6 @@ def test_a_missing_folder_of_a_source_is_named(world):
 def test_a_table_with_other_columns_is_refused_before_anything_is_written(world, rng):
     world.add_random(rng, 10)
     write_deltalake(str(world.folder / "w/paid"), pa.table({"id": pa.array([1], pa.int64())}))
-    with pytest.raises(DeltaTableError, match="no column 'item'"):
+    with pytest.raises(DeltaTableError, match="no columns 'item'"):
         world.run()
     assert not world.state.exists()

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from deltalake import DeltaTable
 from workers import kill_when, start
 
 from headrace.pipelines.config import load_any, load_steps
-from headrace.pipelines.errors import PipelineFileError, RejectedRowsError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError, RejectedRowsError
 from headrace.pipelines.rejects import RowId, Selection, dismiss_rows, list_rejects, show_rejects
 from headrace.pipelines.retries import retry
 
@@ -103,6 +104,41 @@ def test_results_are_transformed_and_looked_up_and_a_run_that_ends_behind_the_me
     assert result.total("rows_in") == 242
     causes = {row["causes"][0]["column"] or row["causes"][0]["role"] for row in world.rejected()}
     assert causes == {"number", "item"}
+
+
+@pytest.mark.spark
+def test_steps_that_come_later_name_all_columns_that_the_table_lacks(tmp_path, rng, spark):
+    conf = {"spark.sql.shuffle.partitions": 2}
+    world = World(tmp_path, options={"spark": {"master": "local[2,4]", "conf": conf}})
+    world.add_random(rng, 30)
+    world.run()
+    before = table(world, "paid").num_rows
+    world.document |= copy.deepcopy(STEPS)
+    world.write()
+    with pytest.raises(
+        DeltaTableError, match="no columns 'paid_at', 'number', 'cents', 'item_key', '_outcome'"
+    ) as told:
+        world.run()
+    assert "another table" not in str(told.value)  # the ledger would refuse it
+    (statement,) = re.findall(r"ALTER TABLE .*\)$", str(told.value))
+    spark.sql(statement)
+    world.add_random(rng, 30)
+    result = world.run()
+    facts = table(world, "paid")
+    assert facts.num_rows == before + result.total("loaded")
+    assert facts.column("item_key").null_count == before
+
+
+@pytest.mark.spark
+def test_another_table_is_advised_before_the_first_batch_only(tmp_path, rng, spark):
+    world = World(tmp_path, options=copy.deepcopy(STEPS))
+    spark.sql(f"CREATE TABLE delta.`{world.folder}/w/paid` USING delta AS SELECT 1L AS id")
+    world.add_random(rng, 30)
+    with pytest.raises(DeltaTableError, match=r"or name another table$"):
+        world.run()
+    world.document["sink"]["path"] = "w/other"
+    world.write()
+    assert world.run().total("loaded") == table(world, "other").num_rows > 0
 
 
 @pytest.mark.slow

@@ -195,6 +195,36 @@ def test_a_value_of_another_type_is_refused_with_its_place_and_a_remedy(shop, ki
     assert shop.read().to_pylist() == [{"id": 7, "k": "k"}, {"id": 9, "k": "k"}]
 
 
+def test_a_bad_value_for_a_folder_with_files_is_left_out_in_another_folder(shop):
+    shop.fill("t", "id INTEGER PRIMARY KEY, a INTEGER", [(1, 1)])
+    shop.extract("t", new_by="id")
+    shop.execute("INSERT INTO t VALUES (2, 'x')")
+    with pytest.raises(ExtractionError, match=r"or name another folder than .*out, whose files have this") as told:
+        shop.extract("t", new_by="id")
+    assert "leave the column out with --columns there" in str(told.value)
+    with pytest.raises(ExtractionError, match="select the same columns"):  # why the folder must be another one
+        shop.extract("t", new_by="id", columns=["id"])
+    assert shop.extract("t", shop.place / "there", new_by="id", columns=["id"]).rows == 2
+    shop.execute("UPDATE t SET a = 2 WHERE id = 2")
+    assert shop.extract("t", new_by="id").rows == 1
+
+
+def test_a_bad_value_for_a_folder_without_files_is_left_out_there(shop):
+    shop.fill("t", "id INTEGER PRIMARY KEY, a INTEGER", [(1, "x")])
+    with pytest.raises(ExtractionError, match="correct such values, leave the column out with --columns, or"):
+        shop.extract("t", new_by="id")
+    assert shop.extract("t", new_by="id", columns=["id"]).rows == 1
+
+
+def test_views_have_no_new_rows(shop):
+    shop.fill("t", "id INTEGER PRIMARY KEY", [(1,)])
+    shop.execute("CREATE VIEW v AS SELECT * FROM t")
+    message = shop.refuses("'v' is a view, .* so --new-by is not possible", "v", new_by="id")
+    assert "extract the table that it reads, or extract it without --new-by" in message
+    assert shop.extract("t", new_by="id").rows == 1
+    assert shop.extract("v", shop.place / "view").rows == 1
+
+
 @pytest.mark.parametrize("kind", ["TEXT", "BLOB"])
 def test_text_that_is_not_utf8_is_refused(shop, kind):
     shop.fill("t", f"a {kind}")
@@ -257,7 +287,7 @@ def test_a_view_and_a_schema(shop):
     shop.execute("CREATE VIEW v AS SELECT b, a FROM t WHERE a > 1")
     shop.extract("v", schema="main")
     assert shop.read().to_pylist() == [{"b": 0.25, "a": 2}]
-    shop.refuses("is not declared unique", "v", new_by="a")
+    shop.refuses("is a view", "v", new_by="a")
     shop.refuses(
         "schema 'temp' of .* has no table or view 'v'; correct the name, or name its schema", "v", schema="temp"
     )

@@ -202,7 +202,7 @@ def test_a_materialized_view_and_an_empty_table(database):
     database.execute("CREATE TABLE t (a integer); CREATE MATERIALIZED VIEW m AS SELECT 1::bigint AS b")
     database.extract("m")
     assert database.read().to_pylist() == [{"b": 1}]
-    database.refuses("is not declared unique", "m", new_by="b", out=database.out.with_name("new"))
+    database.refuses("is a view", "m", new_by="b", out=database.out.with_name("new"))
     assert database.extract("t", database.out.with_name("empty")).rows == 0
     assert database.read(database.out.with_name("empty")).schema.names == ["a"]
 
@@ -239,11 +239,30 @@ def test_a_unique_index_by_an_expression_or_of_some_rows_is_not_enough(database)
 
 def test_a_constraint_that_does_not_cover_all_rows_is_not_enough(database):
     database.execute("CREATE TABLE parent (id integer PRIMARY KEY); CREATE TABLE child () INHERITS (parent)")
-    database.refuses("not with the tables that inherit from it", "parent", new_by="id")
-    database.refuses("not with the tables that inherit from it", "parent", schema="public", new_by="id")
+    database.refuses("not unique together with the rows of the tables that inherit", "parent", new_by="id")
+    message = database.refuses("of the tables that inherit from it", "parent", schema="public", new_by="id")
+    assert message.endswith("; extract without --new-by")
     database.execute("CREATE TABLE parted (id integer PRIMARY KEY) PARTITION BY RANGE (id)")
     database.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9); INSERT INTO parted VALUES (1)")
     assert database.extract("parted", new_by="id").rows == 1
+
+
+@pytest.mark.parametrize("kind", ["VIEW", "MATERIALIZED VIEW"])
+@pytest.mark.parametrize("schema", [None, "public"])
+def test_views_have_no_new_rows(database, kind, schema):
+    database.execute(f"CREATE TABLE t (id integer PRIMARY KEY); CREATE {kind} v AS SELECT * FROM t")
+    if kind == "MATERIALIZED VIEW":
+        database.execute("CREATE UNIQUE INDEX u ON v (id)")
+    database.refuses("'v' is a view, .* so --new-by is not possible", "v", schema=schema, new_by="id")
+    assert database.extract("t", new_by="id").rows == 0
+
+
+def test_no_view_is_advised_for_new_rows(database):
+    database.execute("CREATE TABLE t (id integer PRIMARY KEY, j json); CREATE TABLE copy (LIKE t INCLUDING ALL)")
+    database.refuses("or extract a view that casts them", "t")
+    database.refuses("or extract a table to which they are copied as another type", "t", new_by="id")
+    database.execute("ALTER TABLE copy ALTER j TYPE text")
+    assert database.extract("copy", new_by="id").rows == 0
 
 
 def test_a_unique_index_that_could_not_be_made_is_none(database):

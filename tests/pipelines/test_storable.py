@@ -101,6 +101,13 @@ def test_keys_are_limited_by_the_bytes_that_a_replica_holds(key):
     assert mask.tolist() == [False, True, False, len(key) == 2]
 
 
+def test_a_key_that_is_too_long_is_shown_by_its_beginning():
+    limit = KeyLimit("k", ("c",), pa.schema({"c": pa.string()}))
+    _, causes = unstorable(pa.record_batch({"c": ["q" * 300_000, "x"]}), [limit])
+    ((cause,), ()) = causes.to_pylist()
+    assert cause["value"] == "q" * 1000 + "… (300,000 characters)"
+
+
 def test_only_open_rows_are_set_aside():
     stream = pa.schema({"c": pa.string()})
     rows = pa.table({"c": ["", "", "x"], STATE: pa.array([State.OPEN, State.DUPLICATE, State.OPEN], pa.int8())})
