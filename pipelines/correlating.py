@@ -27,6 +27,7 @@ from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop
 from headrace.pipelines.rejects.retries import RetrySource
+from headrace.pipelines.rejects.rows import check_left_over
 from headrace.pipelines.replica.kernels import finish_compiling
 from headrace.pipelines.runner import OpenRun, RunResult
 from headrace.pipelines.source.identity import application, check_identity
@@ -111,6 +112,7 @@ def opened_with(
     with Leases(catalog, _leases(config, after), clock=clock) as leases, SourceLedgers(config, clock) as ledgers:
         facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
         check_identity(after, ledgers.ledger, facts, ran_before=catalog.has_batches(config.name))
+        check_left_over(after, ledgers.ledger)
         stream = ledgers.ledger.stream
         state = state_folder(config, stream)
         state.require_own()

@@ -32,6 +32,7 @@ from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.rejects.retries import RetrySource
+from headrace.pipelines.rejects.rows import check_left_over
 from headrace.pipelines.replica.kernels import compiling, finish_compiling
 from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.identity import check_identity, replaced_stream
@@ -239,6 +240,7 @@ def opened(
         ):
             facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
+            check_left_over(config, ledger)
             prepared = checked.create()
             number = catalog.start_run(config.name, mode, leases.token)
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)

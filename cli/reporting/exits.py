@@ -31,7 +31,7 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
-_PLACEHOLDER = re.compile(r"(headrace source (?:skip|adopt)) PIPELINE\b")
+_PLACEHOLDER = re.compile(r"(headrace (?:source (?:skip|adopt)|errors dismiss --pipeline)) PIPELINE\b")
 
 KINDS = {
     ExitCode.FAILURE: "failed",
