@@ -170,7 +170,7 @@ class RejectedRecord:
 def list_rejects(
     config: PipelineConfig, selection: Selection | None = None, statuses: Sequence[str] = STATUSES
 ) -> list[RejectGroup]:
-    """Return the rejected rows of a pipeline by status, rule, stream, batch and file; in a stream, the newest batch first.
+    """Return the rejected rows of a pipeline by status, rule, stream, batch and file, the newest batch first.
 
     Raises
     ------
