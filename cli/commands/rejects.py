@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["changes_blocks", "errors"]
+__all__ = ["changes_blocks", "errors", "pipeline_words"]
 
 UNCHANGED = "the rejected rows as they were"
 STATUSES = ("open", "retried", "dismissed")
@@ -191,9 +191,14 @@ def _way_on(dimension: str) -> str:
     )
 
 
+def pipeline_words(pipeline: Path) -> str:
+    """Return the option that names a pipeline file, after a space; an empty text for the default one."""
+    return "" if str(pipeline) == "pipeline.yml" else f" --pipeline {shlex.quote(str(pipeline))}"
+
+
 def changes_blocks(changes: Mapping[str, int], pipeline: Path) -> list[Block]:
     """Return a note for each dimension with changes that did not apply, with the command that shows them."""
-    of = "" if str(pipeline) == "pipeline.yml" else f" --pipeline {shlex.quote(str(pipeline))}"
+    of = pipeline_words(pipeline)
     return [
         Text(
             f"{counted(rows, 'change')} of dimension {name} did not apply; see `headrace errors show --dimension "
