@@ -7,7 +7,7 @@ This module prepares what surrounds the batches, as `headrace.pipelines.runner` 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.preparation import check_pipeline
@@ -23,11 +23,12 @@ from headrace.pipelines.correlate.manifests import ManifestRef
 from headrace.pipelines.correlate.protocol import CorrelationProtocol, state_folder
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import PipelineFileError, StateDamagedError
+from headrace.pipelines.errors import PipelineFileError, StateDamagedError, telling
 from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop
 from headrace.pipelines.rejects.retries import RetrySource
+from headrace.pipelines.rejects.rows import check_left_over
 from headrace.pipelines.replica.kernels import finish_compiling
 from headrace.pipelines.runner import OpenRun, RunResult
 from headrace.pipelines.source.identity import application, check_identity
@@ -110,22 +111,29 @@ def opened_with(
     with _with_earlier_batches(config, plan):
         check_sinks(config, plan)
         steps = check_pipeline(after, engine.cores) if config.has_steps else None
-    with Leases(catalog, _leases(config, after), clock=clock) as leases, SourceLedgers(config, clock) as ledgers:
+    with (
+        Leases(catalog, _leases(config, after), clock=clock) as leases,
+        SourceLedgers(config, clock) as ledgers,
+        ExitStack() as done,
+    ):
         facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
         check_identity(after, ledgers.ledger, facts, ran_before=catalog.has_batches(config.name))
+        check_left_over(after, ledgers.ledger)
         stream = ledgers.ledger.stream
         state = state_folder(config, stream)
         state.require_own()
         create_sinks(config, plan)
+        guards: Any = {"holds": leases.check, "hook": hook, "clock": clock}
         prepared = None if steps is None else steps.create()
+        changes = ChangeStreams(after, ChangesEngine(_spark()), **guards) if config.has_steps else None
+        notices = () if prepared is None else prepared.notices
+        done.enter_context(telling(lambda: [*notices, *(() if changes is None else changes.told())]))
         state.claim()
         number = catalog.start_run(config.name, mode, leases.token)
-        guards: Any = {"holds": leases.check, "hook": hook, "clock": clock}
         follows = None if prepared is None else BatchProtocol(prepared, catalog, number, **guards)
         protocol = CorrelationProtocol(
             engine, config, plan, catalog, number, stream, ledgers=ledgers, steps=follows, **guards
         )
-        changes = ChangeStreams(after, ChangesEngine(_spark()), **guards) if config.has_steps else None
 
         def before() -> None:
             protocol.clean()
@@ -142,7 +150,6 @@ def opened_with(
             hook=hook,
             holds=leases.check,
         )
-        notices = () if prepared is None else prepared.notices
         yield OpenRun(after, catalog, number, loop, ledgers, changes, notices, tuple(config.sources))
 
 

@@ -6,7 +6,13 @@ derives from `QualityError`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 from headrace.storage.errors import CorruptionError, HeadraceError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "BatchError",
@@ -30,6 +36,7 @@ __all__ = [
     "StateDamagedError",
     "TableMovedError",
     "UnknownDimensionError",
+    "telling",
 ]
 
 
@@ -119,3 +126,14 @@ class ConservationError(QualityError):
 
 class PolicyViolationError(QualityError):
     """A key is absent and the lookup's policy is `fail`. Nothing of the batch was written."""
+
+
+@contextmanager
+def telling(done: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Add notes to an error that leaves the block: what was done before it, and stays done."""
+    try:
+        yield
+    except BaseException as error:
+        for text in done():
+            error.add_note(text)
+        raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,12 @@ from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.config.correlation import load_any
 from headrace.pipelines.config.model import PipelineConfig
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.errors import DeltaTableError, telling
 from headrace.pipelines.hooks import CHECKED, Step, no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.rejects.retries import RetrySource
+from headrace.pipelines.rejects.rows import check_left_over
 from headrace.pipelines.replica.kernels import compiling, finish_compiling
 from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.identity import check_identity, replaced_stream
@@ -81,6 +82,8 @@ class RunResult:
         Changes to tables that prepared the pipeline, such as an added unknown member.
     changes
         For each dimension that declares a folder of changes, the number of changes by outcome.
+    moved_ranges
+        For each dimension whose changes moved ranges of facts that a restatement corrects, the number of ranges.
     sources
         Names of the sources of a pipeline with several; empty for a pipeline with one.
     """
@@ -97,6 +100,7 @@ class RunResult:
     left_out: tuple[LeftOut, ...] = ()
     notices: tuple[str, ...] = ()
     changes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    moved_ranges: Mapping[str, int] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
     def total(self, name: str) -> int:
@@ -186,6 +190,11 @@ def run(
         If a batch failed. Run the pipeline again to continue.
     QualityError
         If the data violated a guarantee.
+
+    Notes
+    -----
+    The notes of an error (`__notes__`) say what the run did to dimensions before: added columns and special members,
+    and changes that were applied. These are committed, and the next run does not repeat them.
     """
     mode = "follow" if follow else "once"
     with opened(pipeline, mode, spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
@@ -236,15 +245,18 @@ def opened(
         with (
             Leases(catalog, _leases(config), clock=clock) as leases,
             Ledger(str(config.checkpoint), clock) as ledger,
+            ExitStack() as done,
         ):
             facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
+            check_left_over(config, ledger)
             prepared = checked.create()
+            changes = ChangeStreams(config, SparkEngine(started), holds=leases.check, hook=step, clock=clock)
+            done.enter_context(telling(lambda: [*prepared.notices, *changes.told()]))
             number = catalog.start_run(config.name, mode, leases.token)
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             feed = SourceFeed(config.source, config.trigger, ledger)
-            changes = ChangeStreams(config, SparkEngine(started), holds=leases.check, hook=step, clock=clock)
             loop = BatchLoop(
                 feed,
                 protocol,
@@ -321,6 +333,7 @@ class OpenRun:
             left_out=(*self._feed.left_out, *(() if self._changes is None else _with_folders(self._changes))),
             notices=self._notices,
             changes={} if self._changes is None else _plain(self._changes),
+            moved_ranges={} if self._changes is None else dict(self._changes.moved),
             sources=self._sources,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from headrace.cli.arguments.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
-from headrace.cli.commands.rejects import changes_blocks
+from headrace.cli.commands.rejects import changes_blocks, pipeline_words
 from headrace.cli.commands.source import left_out_block
 from headrace.cli.reporting.begun import Begun, in_spark
 from headrace.cli.reporting.blocks import Grid, Pairs, Text, counted
@@ -195,6 +195,7 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
     rows = [(finding.rule, finding.rows) for finding in broken]
     grid = Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows)
     blocks: list[Block] = [grid, *_examples("example", broken)] if broken else [Text(f"dimension {name} is sound")]
+    blocks += _remedies(name, pipeline, broken)
     blocks += [Text(f"{finding.rows} {finding.rule}") for finding in findings if finding.allowed]
     console.result(document, *blocks)
     ctx.exit(ExitCode.DAMAGED if broken else ExitCode.OK)
@@ -236,6 +237,19 @@ def repair(ctx: click.Context, console: Console, /, name: str, *, pipeline: Path
         blocks = [Text(f"dimension {name} is sound; there is nothing to repair")]
     console.result(document, *blocks)
     ctx.exit(ExitCode.OK if document["ok"] else ExitCode.DAMAGED)
+
+
+def _remedies(name: str, pipeline: Path, broken: Sequence[Finding]) -> list[Block]:
+    """Return the commands that correct what a check found."""
+    of = f"{name}{pipeline_words(pipeline)}"
+    restate = (
+        f"`headrace dimension restate {of}` corrects facts whose version changed after they were loaded; with "
+        "--dry-run it counts them. Facts that it does not correct have to be loaded again; docs/operations.md, 'Load a "
+        "day again'"
+    )
+    repair = f"`headrace dimension repair {of} --dry-run` says what repairs this dimension"
+    kinds = ((restate, True), (repair, False))
+    return [Text(text) for text, kind in kinds if any(finding.restated is kind for finding in broken)]
 
 
 def _repairs(title: str, repairs: Sequence[Repair]) -> list[Block]:

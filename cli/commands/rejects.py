@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["changes_blocks", "errors"]
+__all__ = ["changes_blocks", "errors", "pipeline_words"]
 
 UNCHANGED = "the rejected rows as they were"
 STATUSES = ("open", "retried", "dismissed")
@@ -100,7 +100,7 @@ def errors() -> None:
 def list_(
     console: Console, /, pipeline: Path, dimension: str | None, choice: Selection, status: str, limit: int
 ) -> None:
-    """Count rejected rows by status, rule, batch, and file.
+    """Count rejected rows by status, rule, batch, and file; and by stream, if several streams rejected them.
 
     With --json, all lines are printed.
     """
@@ -130,8 +130,10 @@ def list_(
 
 
 def _groups(groups: Sequence[RejectGroup], limit: int) -> list[Block]:
-    rows = [(group.status, group.rows, group.batch, group.file, group.rule) for group in groups[:limit]]
-    blocks: list[Block] = [Grid("By rule, batch and file", ("status", "rows", "batch", "file", "rule"), rows)]
+    streams = len({group.stream for group in groups}) > 1
+    columns = ("status", "rows", *(("stream",) if streams else ()), "batch", "file", "rule")
+    rows = [tuple(getattr(group, column) for column in columns) for group in groups[:limit]]
+    blocks: list[Block] = [Grid(f"By rule, {'stream, ' if streams else ''}batch and file", columns, rows)]
     if len(groups) > limit:
         blocks.append(Text(f"and {len(groups) - limit:,} more lines; --limit shows more, --json all"))
     return blocks
@@ -162,7 +164,8 @@ def show(
         console.result([], Text(f"{config.name} has no such {_what(dimension)}"), *others)
         return
     others += [Text(_way_on(dimension))] if dimension else []
-    blocks = [Pairs(record.id, _told(record)) for record in records]
+    streams = len({record.stream for record in records}) > 1
+    blocks = [Pairs(record.id, _told(record, stream=streams)) for record in records]
     more = [Text(f"and {total - len(records):,} more; --limit shows more")] if total > len(records) else []
     console.result([asdict(record) for record in records], *blocks, *more, *others)
 
@@ -188,9 +191,14 @@ def _way_on(dimension: str) -> str:
     )
 
 
+def pipeline_words(pipeline: Path) -> str:
+    """Return the option that names a pipeline file, after a space; an empty text for the default one."""
+    return "" if str(pipeline) == "pipeline.yml" else f" --pipeline {shlex.quote(str(pipeline))}"
+
+
 def changes_blocks(changes: Mapping[str, int], pipeline: Path) -> list[Block]:
     """Return a note for each dimension with changes that did not apply, with the command that shows them."""
-    of = "" if str(pipeline) == "pipeline.yml" else f" --pipeline {shlex.quote(str(pipeline))}"
+    of = pipeline_words(pipeline)
     return [
         Text(
             f"{counted(rows, 'change')} of dimension {name} did not apply; see `headrace errors show --dimension "
@@ -200,9 +208,10 @@ def changes_blocks(changes: Mapping[str, int], pipeline: Path) -> list[Block]:
     ]
 
 
-def _told(record: RejectedRecord) -> dict[str, Any]:
+def _told(record: RejectedRecord, *, stream: bool) -> dict[str, Any]:
+    of = {"stream": record.stream} if stream else {}
     note = {} if record.note is None else {"note": record.note}
-    return {"status": record.status, **note, "cause": record.reason, "record": record.record}
+    return {"status": record.status, **of, **note, "cause": record.reason, "record": record.record}
 
 
 @errors.command("retry", cls=ReportingCommand)

@@ -11,7 +11,7 @@ from headrace.cli.commands.rejects import changes_blocks
 from headrace.cli.commands.source import left_out_block
 from headrace.cli.reporting.begun import Begun, in_spark
 from headrace.cli.reporting.blocks import Pairs, Text, counted
-from headrace.cli.reporting.exits import ExitCode
+from headrace.cli.reporting.exits import ExitCode, with_pipeline
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
         both = "--once and --follow exclude each other; " if once else ""
         raise click.UsageError(f"{both}say --once to load what is there, or --follow to go on with what arrives")
     result = load(pipeline, console, follow=follow)
-    console.result(result.as_dict(), *_blocks(result), *changes_blocks(_not_applied(result), pipeline))
+    applied = applied_blocks(result, pipeline)
+    console.result(result.as_dict(), *_blocks(result), *applied, *changes_blocks(_not_applied(result), pipeline))
     ctx.exit(ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED)
 
 
@@ -59,6 +60,13 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
         config = load_any(pipeline)
         with in_spark(console, begun) as hook:
             return run(config, follow=follow, on_batch=note_batch(console), hook=hook)
+
+
+def applied_blocks(result: RunResult, pipeline: Path) -> list[Block]:
+    """Return a note for each dimension whose changes the run read, with the command that corrects moved facts."""
+    from headrace.pipelines.changes import told_changes
+
+    return [Text(with_pipeline(text, pipeline)) for text in told_changes(result.changes, result.moved_ranges)]
 
 
 def note_batch(console: Console) -> Callable[[BatchRecord], None]:

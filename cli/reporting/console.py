@@ -58,7 +58,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure report: the step, its cause, the resulting state, and the command to continue with."""
+    """A failure report: the step, its cause, the resulting state, and the command to continue with.
+
+    `done` says what the step did before, and stays done.
+    """
 
     kind: str
     exit_code: int
@@ -66,6 +69,7 @@ class Failure:
     cause: str
     left: str
     again: str
+    done: tuple[str, ...] = ()
 
 
 def echo(text: str | bytes = "", *, nl: bool = True) -> None:
@@ -278,7 +282,8 @@ class Console:
             except OSError:  # this may be the failed stream; standard error reports the failure too
                 _forget_output()
         click.echo(f"headrace: {failure.kind} while {failure.step}", err=True)
-        for name, text in (("cause", failure.cause), ("left", failure.left), ("go on", failure.again)):
+        done = (("done", text) for text in failure.done)
+        for name, text in (("cause", failure.cause), *done, ("left", failure.left), ("go on", failure.again)):
             click.echo(f"  {name:<6} {text}", err=True)
 
     def _time(self) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ExitCode", "exit_code_of", "guarded", "was_interrupted"]
+__all__ = ["ExitCode", "exit_code_of", "guarded", "was_interrupted", "with_pipeline"]
 
 UNNAMED_STEP = Step("reading the arguments", "nothing was changed")
 
@@ -31,7 +31,7 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
-_PLACEHOLDER = re.compile(r"(headrace source (?:skip|adopt)) PIPELINE\b")
+_PLACEHOLDER = re.compile(r"(headrace source (?:skip|adopt)|--pipeline) PIPELINE\b")
 
 KINDS = {
     ExitCode.FAILURE: "failed",
@@ -96,9 +96,8 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
     else:
         step = console.failed_step or UNNAMED_STEP
         again = _way_on(error, code, step, console.command_path, shlex.join(command))
-        console.failure(
-            Failure(KINDS[code], code, step.doing, _with_pipeline(_cause(error), step.pipeline), step.left, again)
-        )
+        cause, *done = (with_pipeline(each, step.pipeline) for each in (_cause(error), *_notes(error)))
+        console.failure(Failure(KINDS[code], code, step.doing, cause, step.left, again, tuple(done)))
     return code
 
 
@@ -167,8 +166,13 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _with_pipeline(cause: str, pipeline: Path | str | None) -> str:
-    """Insert the name of the pipeline file into the commands that a cause recommends.
+def _notes(error: BaseException) -> list[str]:
+    """Return what was done before an error, and stays done."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def with_pipeline(cause: str, pipeline: Path | str | None) -> str:
+    """Insert the name of the pipeline file into the commands that a text recommends.
 
     The pipelines layer writes a placeholder, because it does not know the file name that the caller used.
     """

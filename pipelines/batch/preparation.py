@@ -44,7 +44,7 @@ from headrace.pipelines.dimension.schema_changes import (
     refuse_changes,
 )
 from headrace.pipelines.dimension.special_members import add_special_members
-from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError, telling
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.tables import add_special_members as add_special_versions
 from headrace.pipelines.history.tables import check_declaration, create_history
@@ -135,8 +135,13 @@ class CheckedPipeline:
 
     def create(self) -> Prepared:
         """Create missing tables, make the planned changes of existing ones, and return the prepared pipeline."""
-        prepared, config = self.prepared, self.prepared.config
         notices: list[str] = []
+        with telling(lambda: notices):
+            self._create(notices)
+        return replace(self.prepared, notices=tuple(notices))
+
+    def _create(self, notices: list[str]) -> None:
+        prepared, config = self.prepared, self.prepared.config
         for name, each in self._found.items():
             path = config.dimensions[name].path
             if each.table is None and each.history is not None:
@@ -153,7 +158,6 @@ class CheckedPipeline:
         _ensure_table(config.errors_path, ERROR_SCHEMA)
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
-        return replace(prepared, notices=tuple(notices))
 
 
 @dataclass(frozen=True)

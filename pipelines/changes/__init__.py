@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.pipelines.changes.applying import ApplyResult, SnapshotOptions, apply_files, compact_dimension
+    from headrace.pipelines.changes.applying import (
+        ApplyResult,
+        SnapshotOptions,
+        apply_files,
+        compact_dimension,
+        told_changes,
+    )
     from headrace.pipelines.changes.checking import check_history, repair_history
     from headrace.pipelines.changes.reading import open_versions
     from headrace.pipelines.changes.targets import changes_not_applied, changes_of
@@ -26,12 +32,13 @@ __all__ = [
     "compact_dimension",
     "open_versions",
     "repair_history",
+    "told_changes",
 ]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension"),
+        "applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension", "told_changes"),
         "checking": ("check_history", "repair_history"),
         "reading": ("open_versions",),
         "targets": ("changes_not_applied", "changes_of"),

@@ -29,6 +29,7 @@ from headrace.pipelines.changes.snapshots import Snapshot
 from headrace.pipelines.changes.sources import change_columns, change_source, file_names, is_table, member_columns
 from headrace.pipelines.changes.targets import ChangeTarget, errors_path, prepare_target
 from headrace.pipelines.config.history import children_in, history_of, parents_first, references_of
+from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.delta.compaction import compact_table
 from headrace.pipelines.delta.support import describe, require_row_changes
 from headrace.pipelines.delta.tables import has_table, open_table
@@ -41,7 +42,7 @@ from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.spark.sessions import session, spark_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from headrace.pipelines.changes.engines import Engine
     from headrace.pipelines.changes.protocol import AppliedBatch
@@ -57,6 +58,7 @@ __all__ = [
     "check_change_folders",
     "compact_dimension",
     "leases_of",
+    "told_changes",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -182,10 +184,12 @@ def apply_files(
         return replace(found, version=open_table(target.path).version(), followed=_children(target, runs, leases, hook))
 
 
-def _followed(protocol: ApplyProtocol, target: ChangeTarget) -> list[AppliedBatch]:
-    """Let the members of a dimension follow its parents."""
-    found = [protocol.follow(position) for position in range(len(target.parents))]
-    return [record for record in found if record is not None]
+def _followed(protocol: ApplyProtocol, target: ChangeTarget) -> Iterator[AppliedBatch]:
+    """Let the members of a dimension follow its parents, one after another."""
+    for position in range(len(target.parents)):
+        record = protocol.follow(position)
+        if record is not None:
+            yield record
 
 
 def _children(
@@ -253,7 +257,9 @@ class ChangeStreams:
     Attributes
     ----------
     outcomes
-        Number of changes by dimension and outcome so far.
+        Number of changes by dimension and outcome so far, also if a later batch failed.
+    moved
+        Number of moved ranges by dimension so far, for those whose facts `headrace dimension restate` corrects.
     left_out
         Entries that the last listings of the folders skipped, by folder.
     """
@@ -276,6 +282,7 @@ class ChangeStreams:
         self._followers: dict[str, tuple[ChangeTarget, ApplyProtocol]] = {}
         self._names = changing_dimensions(config)
         self.outcomes: dict[str, Counter[str]] = {name: Counter() for name in self._names}
+        self.moved: Counter[str] = Counter()
         self.left_out: dict[str, tuple[LeftOut, ...]] = {}
 
     def apply_waiting(self) -> None:
@@ -287,12 +294,28 @@ class ChangeStreams:
                 self.left_out[folder] = discover(folder, place=None).left_out
             elif folder is not None and stream is not None:
                 target, protocol = stream
-                found = _applied(target, Path(folder), protocol, self._hook, self._clock, again=False)
-                self.outcomes[name].update(found.outcomes)
+                noted = partial(self._note, name)
+                found = _applied(target, Path(folder), protocol, self._hook, self._clock, again=False, noted=noted)
                 self.left_out[folder] = found.left_out
             follower = self._follower(name)
             if follower is not None:
-                self.outcomes[name].update(_outcomes(_followed(follower[1], follower[0])))
+                for record in _followed(follower[1], follower[0]):
+                    self._note(name, record)
+
+    def told(self) -> list[str]:
+        """Return what was applied, a text for each dimension with changes; PIPELINE stands for the pipeline file."""
+        return told_changes(self.outcomes, self.moved)
+
+    def _note(self, name: str, record: AppliedBatch) -> None:
+        self.outcomes[name].update(record.outcomes)
+        if record.moved_ranges and self._restates(name):
+            self.moved[name] += record.moved_ranges
+
+    def _restates(self, name: str) -> bool:
+        """Return whether the pipeline has facts of a dimension that a restatement corrects."""
+        config = self._config
+        lookups = [each for each in config.lookups if each.dimension == name]
+        return config.source.is_folder and bool(lookups) and not any(mixed_lookup(config, each) for each in lookups)
 
     def _stream(self, name: str, folder: str) -> tuple[ChangeTarget, ApplyProtocol] | None:
         """Return the target and the protocol of a dimension; None while its folder has no file, and so no format."""
@@ -311,6 +334,30 @@ class ChangeStreams:
         prepare_target(target)
         options: dict[str, Any] = {"holds": self._holds, "hook": self._hook, "clock": self._clock}
         return target, ApplyProtocol(target, self._engine, **options)
+
+
+def told_changes(outcomes: Mapping[str, Mapping[str, int]], moved: Mapping[str, int]) -> list[str]:
+    """Return a text for each dimension with changes; PIPELINE stands for the pipeline file.
+
+    Parameters
+    ----------
+    outcomes, moved
+        As the attributes of `ChangeStreams`.
+
+    Examples
+    --------
+    >>> told_changes({"item": {"rejected": 1, "added": 2}, "shop": {}}, {})
+    ['changes of dimension item: 2 added, 1 rejected']
+    """
+    texts = []
+    for name, counts in outcomes.items():
+        ranges = moved.get(name, 0)
+        which = "1 moved range" if ranges == 1 else f"{ranges:,} moved ranges"
+        remedy = f"; `headrace dimension restate {name} --pipeline PIPELINE` corrects the facts in {which}"
+        if any(counts.values()):
+            read = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(counts.items()))
+            texts.append(f"changes of dimension {name}: {read}{remedy if ranges else ''}")
+    return texts
 
 
 def check_change_folders(config: PipelineConfig) -> None:
@@ -354,10 +401,11 @@ def _applied(
     clock: Callable[[], float],
     *,
     again: bool,
+    noted: Callable[[AppliedBatch], None] = lambda _record: None,
 ) -> ApplyResult:
-    """Apply the files that wait."""
+    """Apply the files that wait; call `noted` with each batch as soon as it is committed."""
     with Ledger(_checkpoint(target), clock) as ledger:
-        loop = _Loop(target.source, ledger, protocol, given, hook)
+        loop = _Loop(target.source, ledger, protocol, given, hook, noted)
         loop.run(target.config, again=again)
     return _result(target, loop.batches, loop.files, loop.left_out)
 
@@ -469,7 +517,9 @@ class _Loop:
         protocol: ApplyProtocol,
         given: Path,
         hook: Callable[[str], None],
+        noted: Callable[[AppliedBatch], None],
     ) -> None:
+        self._noted = noted
         self._source = source
         self._ledger = ledger
         self._protocol = protocol
@@ -507,6 +557,7 @@ class _Loop:
         self._mark(self._protocol.run_batch(files, number, self._ledger.stream), files)
 
     def _mark(self, record: AppliedBatch, files: list[FoundFile]) -> None:
+        self._noted(record)
         self._ledger.done(record.batch, {file.name: fingerprint(self._source.path, file) for file in files})
         self._hook("after done")
         self.batches.append(record)

@@ -186,6 +186,8 @@ class _Role:
         rows = int(connection.execute(f"SELECT coalesce(sum(n), 0) {query}").fetchall()[0][0])
         if rows:
             keys = ", ".join(f"f.{name}" for name in self._key)
-            named = connection.sql(f"SELECT DISTINCT {keys} {query} ORDER BY ALL LIMIT {_EXAMPLES}")
-            texts = key_text(named.to_arrow_table().columns).to_pylist()
-            yield Finding(rule, rows, tuple(map(str, texts)), allowed)
+            named = connection.sql(f"SELECT DISTINCT {keys}, f.time {query} ORDER BY ALL LIMIT {_EXAMPLES}")
+            *columns, times = named.to_arrow_table().columns
+            texts = zip(key_text(columns).to_pylist(), times.cast(pa.string()).to_pylist(), strict=True)
+            examples = tuple(text if time is None else f"{text} at {time}" for text, time in texts)
+            yield Finding(rule, rows, examples, allowed, restated=not (allowed or self._mixed))

@@ -72,12 +72,15 @@ class Finding:
         Examples of these rows, as text.
     allowed
         Whether a policy leaves the rows, so that they are no fault.
+    restated
+        Whether the rows are facts that `headrace dimension restate` corrects, if a change of the dimension moved them.
     """
 
     rule: str
     rows: int
     examples: tuple[str, ...] = ()
     allowed: bool = False
+    restated: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA, Action
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.scratch import load_rows, scratch_database
 from headrace.pipelines.delta.tables import has_table, open_table
-from headrace.pipelines.errors import DeltaTableError, RejectedRowsError
+from headrace.pipelines.errors import DeltaTableError, LedgerError, RejectedRowsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.pipelines.config.model import PipelineConfig
+    from headrace.pipelines.source.ledger import Ledger
 
 __all__ = [
     "OPEN",
@@ -33,6 +34,7 @@ __all__ = [
     "RejectedRecord",
     "RowId",
     "Selection",
+    "check_left_over",
     "count_rejects",
     "list_rejects",
     "rejects",
@@ -108,7 +110,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class RejectGroup:
-    """Rejected rows with the same status, rule, batch and file.
+    """Rejected rows with the same status, rule, stream, batch and file.
 
     Parameters
     ----------
@@ -116,14 +118,15 @@ class RejectGroup:
         ``open``, ``retried`` or ``dismissed``.
     rule
         Causes without the values: role or column, and reason.
-    batch, file
-        Batch that rejected the rows, and their file.
+    stream, batch, file
+        Stream and batch that rejected the rows, and their file.
     rows
         Number of rows.
     """
 
     status: str
     rule: str
+    stream: str
     batch: int
     file: str
     rows: int
@@ -167,7 +170,7 @@ class RejectedRecord:
 def list_rejects(
     config: PipelineConfig, selection: Selection | None = None, statuses: Sequence[str] = STATUSES
 ) -> list[RejectGroup]:
-    """Return the rejected rows of a pipeline by status, rule, batch and file; the newest batch first.
+    """Return the rejected rows of a pipeline by status, rule, stream, batch and file, the newest batch first.
 
     Raises
     ------
@@ -176,8 +179,8 @@ def list_rejects(
     """
     with rejects(config, selection or Selection(), statuses, records=False) as found:
         rows = found.execute(
-            "SELECT status, rule, batch, _file, count(*) FROM found GROUP BY ALL ORDER BY batch DESC, _file, count(*) "
-            "DESC, status, rule"
+            "SELECT status, rule, stream, batch, _file, count(*) FROM found GROUP BY ALL "
+            "ORDER BY stream, batch DESC, _file, count(*) DESC, status, rule"
         ).fetchall()
     return [RejectGroup(*row) for row in rows]
 
@@ -194,6 +197,29 @@ def count_rejects(config: PipelineConfig, statuses: Sequence[str] = STATUSES) ->
         return 0
     with rejects(config, Selection(), statuses, records=False) as found:
         return int(found.execute("SELECT count(*) FROM found").fetchall()[0][0])
+
+
+def check_left_over(config: PipelineConfig, ledger: Ledger) -> None:
+    """Refuse to begin a stream while rows that an earlier stream of the pipeline rejected are open.
+
+    Call it after `headrace.pipelines.source.identity.check_identity`, so that the facts of the earlier stream are gone.
+
+    Raises
+    ------
+    LedgerError
+        If a run would reject these rows again, and a retry would then load them twice. The message gives the remedies.
+    DeltaTableError
+        If the error table cannot be read.
+    """
+    rows = count_rejects(config, (OPEN,)) if ledger.is_new else 0
+    if rows:
+        tables = " and ".join(filter(has_table, (config.errors_path, config.resolutions_path)))
+        raise LedgerError(
+            f"{config.errors_path} holds {rows:,} open rows that pipeline {config.name} rejected, but its checkpoint "
+            f"{config.checkpoint} is new and its facts are gone; a run would reject these rows again, and a retry load "
+            f"them twice. To begin again, remove {tables} too; or mark the rows: run `headrace errors dismiss "
+            "--pipeline PIPELINE --all --reason TEXT`"
+        )
 
 
 def show_rejects(

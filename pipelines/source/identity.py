@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.pipelines.delta.tables import stream_registry
+from headrace.pipelines.delta.tables import has_table, stream_registry
 from headrace.pipelines.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | 
         _check_last_batch(config, ledger, None)
         return
     loaded = facts.transaction(application(ledger.stream, "facts"))
-    finds_repeated = config.duplicates is not None and config.source.is_folder
-    if not finds_repeated:
-        _check_registry(config, ledger, facts, ran_before=ran_before)
+    _check_registry(config, ledger, facts, ran_before=ran_before)
     _check_last_batch(config, ledger, loaded)
     if loaded is not None:
         _check_not_restored(config, ledger, facts)
@@ -165,7 +163,7 @@ def _lost(config: PipelineConfig) -> str:
     return (
         f"{config.sink.path} holds facts that pipeline {config.name} loaded, but its checkpoint {config.checkpoint} is "
         "new: it was removed, or the project was copied without it; a run would load every file again. Restore the "
-        f"checkpoint; {_or_adopt(config)}or remove the fact table too{_or_declare(config)}"
+        f"checkpoint; or, {_ways_on(config)}"
     )
 
 
@@ -173,36 +171,27 @@ def _foreign(config: PipelineConfig, ledger: Ledger, stream: str) -> str:
     return (
         f"{config.sink.path} holds facts that pipeline {config.name} loaded as stream {stream}, but the checkpoint "
         f"{config.checkpoint} is that of stream {ledger.stream}; a run would load files again. Restore the checkpoint "
-        f"of that stream; {_or_adopt(config)}or name another fact table{_or_declare(config)}"
+        f"of that stream; or, {_ways_on(config)}"
     )
 
 
 def _renamed(config: PipelineConfig, other: str) -> str:
+    adopt = f"or {_ADOPT}; " if config.source.is_folder else ""
     return (
         f"{config.sink.path} holds facts that pipeline {other} loaded from the same {config.source.named}; if "
         f"{config.name} is its new name, a run would load every file again. Give the pipeline its old name; "
-        f"{_or_adopt(config)}or name another fact table{_or_declare(config)}"
+        f"{adopt}or name another fact table"
     )
 
 
 def _ways_on(config: PipelineConfig) -> str:
     """Return how to go on with the facts that are there, or without them."""
+    tables = (config.sink.path, config.errors_path, config.resolutions_path, config.duplicates_path)
+    removed = [*filter(has_table, tables), str(config.checkpoint)]
+    again = f"to load every file again, remove {', '.join(removed[:-1])} and {removed[-1]}"
     if not config.source.is_folder:
-        tables = f"{config.sink.path}, {config.errors_path} and {config.checkpoint}"
-        return f"to load every file again, remove {tables}, and the state if it is elsewhere"
-    return (
-        f"to go on with the facts it has, {_ADOPT}; or, to load every file again, remove the fact table and the folder "
-        f"{config.checkpoint}"
-    )
-
-
-def _or_adopt(config: PipelineConfig) -> str:
-    return f"or {_ADOPT}; " if config.source.is_folder else ""
-
-
-def _or_declare(config: PipelineConfig) -> str:
-    declare = "; or declare `duplicates`, so that a record that comes again is found"
-    return declare if config.source.is_folder else ""
+        return f"{again}, and the state if it is elsewhere"
+    return f"to go on with the facts it has, {_ADOPT}; or, {again}"
 
 
 def application(stream: str, part: str) -> str:

@@ -651,7 +651,7 @@ def _refuse_spark_checkpoint(folder: Path, ledger: Path) -> None:
         raise LedgerError(
             f"the checkpoint {folder} was made by an earlier release, with Spark Structured Streaming, and cannot be "
             "continued; if all files that are in the source now were loaded, run `headrace source adopt PIPELINE`; to "
-            "load all of them again, remove this folder and the fact table"
+            "load all of them again, remove this folder, the fact table and the tables of rejected rows"
         )
 
 

@@ -54,6 +54,7 @@ def test_rows_are_counted_by_rule_batch_and_file_of_this_pipeline(invoke, shop):
     shown = invoke("errors", "list", "--limit", 1).out
     assert "amount: is not a number" in shown
     assert "and 2 more lines" in shown
+    assert "stream" not in shown
     assert shop.errors_path in shown
 
 
@@ -67,6 +68,18 @@ def test_a_retry_prints_the_numbers_of_its_batches(invoke, monkeypatch, numbers,
     shown = invoke("errors", "retry", "0/a.csv:1")
     assert shown.code == 0, shown
     assert line in [re.sub(" {2,}", ": ", each.strip()) for each in shown.out.splitlines()]
+
+
+def test_rows_of_two_streams_are_told_apart(invoke, shop):
+    write_deltalake(shop.errors_path, pa.Table.from_pylist([{**ROWS[0], "stream": "t2"}], ERROR_SCHEMA), mode="append")
+    listed = invoke("errors", "list").out
+    assert "By rule, stream, batch and file" in listed
+    assert [line.split()[:5] for line in listed.splitlines() if "a.csv" in line] == [
+        ["open", "2", "s1", "0", "a.csv"], ["open", "1", "t2", "0", "a.csv"]
+    ]  # fmt: skip
+    assert "say which one with --stream" in invoke("errors", "dismiss", "0/a.csv:1", "--reason", "a test").err
+    assert "  stream  t2" in invoke("errors", "show", "--batch", 0).out
+    assert "1 row dismissed" in invoke("errors", "dismiss", "0/a.csv:1", "--stream", "t2", "--reason", "a test").out
 
 
 @pytest.mark.usefixtures("shop")

@@ -2,11 +2,14 @@
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from headrace.cli.main import headrace
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.errors import PipelineFileError
 from headrace.pipelines.runner import run
+from headrace.storage.errors import HeadraceError
 
 DOCUMENT = {
     "name": "shop",
@@ -63,6 +66,66 @@ def test_facts_of_a_run_meet_the_changes_before_them(shop, spark):  # noqa: ARG0
     assert again.changes == {"customer": {}}
     for each in (result, again):
         assert [left.name for left in each.left_out] == [str(shop / "changes" / "0.csv")]
+
+
+def command(*arguments):
+    """Run a command of the terminal."""
+    return CliRunner().invoke(headrace, list(arguments))
+
+
+@pytest.mark.spark
+def test_a_change_of_the_past_leads_to_the_facts_that_it_moved(shop, spark, monkeypatch):  # noqa: ARG001
+    monkeypatch.chdir(shop)
+    (shop / "changes" / "1.csv").write_text("id,city,since\n7,Oslo,2024-01-01\n7,Bergen,2024-03-01\n")
+    (shop / "in" / "1.csv").write_text("order,buyer,day\n1,7,2024-02-20\n2,7,2024-03-05\n")
+    told = command("run", "shop.yml", "--once").stdout
+    assert "changes of dimension customer: 1 added, 1 versioned\n" in told
+    (shop / "changes" / "2.csv").write_text("id,city,since\n7,Bergen,2024-02-10\n")
+    told = command("run", "shop.yml", "--once").stdout
+    restate = "headrace dimension restate customer --pipeline shop.yml"
+    assert f"changes of dimension customer: 1 updated; `{restate}` corrects the facts in" in told
+    assert "changes of dimension" not in command("run", "shop.yml", "--once").stdout
+    checked = command("dimension", "check", "customer", "-p", "shop.yml")
+    assert (checked.exit_code, f"`{restate}` corrects facts" in checked.stdout) == (3, True)
+    assert "7 at 2024-02-20" in checked.stdout
+    assert "dimension repair" not in checked.stdout
+    assert command(*restate.split()[1:]).exit_code == 0
+    assert command("dimension", "check", "customer", "-p", "shop.yml").exit_code == 0
+    assert facts(shop) == [(1, "Bergen", True), (2, "Bergen", True)]
+
+
+@pytest.mark.spark
+def test_a_run_that_fails_tells_what_it_did_to_dimensions(shop, spark, monkeypatch):  # noqa: ARG001
+    monkeypatch.chdir(shop)
+    document = yaml.safe_load((shop / "shop.yml").read_text())
+    plain = {"path": "w/store", "natural_key": ["store"], "columns": {"store": "bigint"}}
+    document["dimensions"]["store"] = plain
+    document["lookups"].append({"dimension": "store", "role": "store", "on": {"order": "store"}})
+    (shop / "shop.yml").write_text(yaml.safe_dump(document))
+    assert command("run", "shop.yml", "--once").exit_code == 0
+    plain["columns"]["name"] = "string"
+    (shop / "shop.yml").write_text(yaml.safe_dump(document))
+    (shop / "changes" / "1.csv").write_text("id,city,since\n7,Oslo,2024-01-01\n,x,2024-01-01\n")
+    (shop / "in" / "1.csv").write_text("other\n1\n")
+    failed = command("run", "shop.yml", "--once")
+    assert failed.exit_code == 1
+    done = [line for line in failed.stderr.splitlines() if line.startswith("  done ")]
+    assert "the column 'name' string was added" in done[0]
+    assert done[1:] == ["  done   changes of dimension customer: 1 added, 1 rejected"]
+    skipped = command("source", "skip", "shop.yml", "1.csv")
+    assert skipped.exit_code == 0
+    told = command("run", "shop.yml", "--once").stdout
+    assert "was added" not in told
+    assert "changes of dimension" not in told
+
+
+@pytest.mark.spark
+def test_changes_before_a_batch_of_changes_that_fails_are_told(shop, spark):  # noqa: ARG001
+    (shop / "changes" / "1.csv").write_text("id,city,since\n7,Oslo,2024-01-01\n")
+    (shop / "changes" / "2.csv").write_text("nothing\n7\n")
+    with pytest.raises(HeadraceError) as failed:
+        run(shop / "shop.yml")
+    assert failed.value.__notes__ == ["changes of dimension customer: 1 added"]
 
 
 def test_a_folder_of_changes_must_be_there(shop):

@@ -26,6 +26,7 @@ from headrace.pipelines.errors import (
 )
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.runner import run
+from headrace.pipelines.source.source_files import adopt_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -185,12 +186,14 @@ def test_a_followed_stream_ends_after_the_batch_when_it_is_told(world, rng):
     world.check()
 
 
-def test_a_lost_checkpoint_does_not_load_facts_twice_when_duplicates_are_declared(world, rng):
+def test_a_lost_checkpoint_is_refused_although_duplicates_are_declared(world, rng):
     world.add_file([row for row in random_rows(rng, 20, 1) if row[4] != "ZZ"])
     run(world.pipeline)
     shutil.rmtree(world.folder / ".headrace/flights/checkpoint")
-    result = run(world.pipeline)
-    assert result.total("loaded") == 0
+    with pytest.raises(LedgerError, match="a run would load every file again"):
+        run(world.pipeline)
+    adopt_files(load_pipeline(world.pipeline))
+    assert run(world.pipeline).batches == ()
     world.check()
 
 
