@@ -15,7 +15,7 @@ from headrace.cli.commands.source import left_out_block
 from headrace.cli.reporting.begun import Begun, in_spark
 from headrace.cli.reporting.blocks import Grid, Pairs, Text, counted
 from headrace.cli.reporting.errors import ArgumentsError
-from headrace.cli.reporting.exits import ExitCode
+from headrace.cli.reporting.exits import ExitCode, with_pipeline
 from headrace.cli.reporting.lazy import LazyGroup
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def apply(
     SOURCE is a file or a folder of CSV, JSON lines, or Parquet, or a Delta table. Changes may come in any order.
     Each file is applied once; changes that were applied before add nothing.
     """
-    from headrace.pipelines.changes import SnapshotOptions, apply_files, changes_not_applied
+    from headrace.pipelines.changes import SnapshotOptions, apply_files, changes_not_applied, restate_advice, restates
     from headrace.pipelines.config import load_pipeline
 
     begun = Begun("no change was applied", "changes that were committed; run again to continue")
@@ -125,7 +125,12 @@ def apply(
         with in_spark(console, begun) if spark else nullcontext(begun.note) as hook:
             result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine, hook=hook)
         kept = {} if result.batches else changes_not_applied(config)
-    _show_applied(result, changes_blocks({name: kept[name]} if name in kept else {}, pipeline), pipeline, console)
+        ranges = result.total("moved_ranges")
+        advice = restate_advice(name, ranges) if ranges and restates(config, name) else None
+    notes = changes_blocks({name: kept[name]} if name in kept else {}, pipeline)
+    if advice is not None:
+        notes.append(Text(with_pipeline(advice, pipeline)))
+    _show_applied(result, notes, pipeline, console)
 
 
 @dimension.command("compact", cls=ReportingCommand)
@@ -303,7 +308,7 @@ def _show_applied(result: ApplyResult, notes: Sequence[Block], pipeline: Path, c
     outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
     note = changes_blocks({result.dimension: kept} if kept else {}, pipeline)
-    console.result(result.as_dict(), shown, outcomes, *others, *note, *left_out)
+    console.result(result.as_dict(), shown, outcomes, *others, *note, *notes, *left_out)
 
 
 def _has_history(config: PipelineConfig, name: str) -> bool:

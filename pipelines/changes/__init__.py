@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         SnapshotOptions,
         apply_files,
         compact_dimension,
+        restate_advice,
+        restates,
         told_changes,
     )
     from headrace.pipelines.changes.checking import check_history, repair_history
@@ -32,13 +34,23 @@ __all__ = [
     "compact_dimension",
     "open_versions",
     "repair_history",
+    "restate_advice",
+    "restates",
     "told_changes",
 ]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension", "told_changes"),
+        "applying": (
+            "ApplyResult",
+            "SnapshotOptions",
+            "apply_files",
+            "compact_dimension",
+            "restate_advice",
+            "restates",
+            "told_changes",
+        ),
         "checking": ("check_history", "repair_history"),
         "reading": ("open_versions",),
         "targets": ("changes_not_applied", "changes_of"),

@@ -58,6 +58,8 @@ __all__ = [
     "check_change_folders",
     "compact_dimension",
     "leases_of",
+    "restate_advice",
+    "restates",
     "told_changes",
 ]
 
@@ -308,14 +310,8 @@ class ChangeStreams:
 
     def _note(self, name: str, record: AppliedBatch) -> None:
         self.outcomes[name].update(record.outcomes)
-        if record.moved_ranges and self._restates(name):
+        if record.moved_ranges and restates(self._config, name):
             self.moved[name] += record.moved_ranges
-
-    def _restates(self, name: str) -> bool:
-        """Return whether the pipeline has facts of a dimension that a restatement corrects."""
-        config = self._config
-        lookups = [each for each in config.lookups if each.dimension == name]
-        return config.source.is_folder and bool(lookups) and not any(mixed_lookup(config, each) for each in lookups)
 
     def _stream(self, name: str, folder: str) -> tuple[ChangeTarget, ApplyProtocol] | None:
         """Return the target and the protocol of a dimension; None while its folder has no file, and so no format."""
@@ -352,12 +348,24 @@ def told_changes(outcomes: Mapping[str, Mapping[str, int]], moved: Mapping[str, 
     texts = []
     for name, counts in outcomes.items():
         ranges = moved.get(name, 0)
-        which = "1 moved range" if ranges == 1 else f"{ranges:,} moved ranges"
-        remedy = f"; `headrace dimension restate {name} --pipeline PIPELINE` corrects the facts in {which}"
+        remedy = f"; {restate_advice(name, ranges)}" if ranges else ""
         if any(counts.values()):
             read = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(counts.items()))
-            texts.append(f"changes of dimension {name}: {read}{remedy if ranges else ''}")
+            texts.append(f"changes of dimension {name}: {read}{remedy}")
     return texts
+
+
+def restates(config: PipelineConfig, name: str) -> bool:
+    """Return whether a pipeline has facts of a dimension that a restatement corrects."""
+    lookups = [each for each in config.lookups if each.dimension == name]
+    restatable = config.source.is_folder and bool(lookups) and not any(mixed_lookup(config, each) for each in lookups)
+    return restatable and has_table(config.sink.path)
+
+
+def restate_advice(name: str, ranges: int) -> str:
+    """Return the advice to restate the facts in moved ranges; PIPELINE stands for the pipeline file."""
+    which = "1 moved range" if ranges == 1 else f"{ranges:,} moved ranges"
+    return f"`headrace dimension restate {name} --pipeline PIPELINE` corrects the facts in {which}"
 
 
 def check_change_folders(config: PipelineConfig) -> None:

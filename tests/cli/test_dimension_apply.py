@@ -9,7 +9,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 PIPELINE = """
 name: shop
@@ -100,6 +100,18 @@ def test_changes_become_versions(invoke, shop):
     assert not document["created"]
     assert (document["outcomes"], document["files"], document["moved_ranges"]) == ({"deleted": 1, "updated": 1}, 1, 2)
     assert versions() == AFTER_LATE
+
+
+@pytest.mark.parametrize("facts", [True, False])
+def test_late_changes_name_the_command_that_corrects_facts(invoke, shop, facts):
+    assert "restate" not in invoke("dimension", "apply", "customer", "changes").out
+    if facts:
+        write_deltalake("w/orders", pa.table({"order": [1], "customer_key": [1]}))
+    (shop / "changes" / "2.csv").write_text(LATE)
+    result = invoke("dimension", "apply", "customer", "changes")
+    assert result.code == 0, result
+    command = "headrace dimension restate customer --pipeline pipeline.yml"
+    assert (f"`{command}` corrects the facts in 2 moved ranges" in result.out) is facts
 
 
 def test_changes_that_cannot_be_applied_are_kept_with_their_cause(invoke):
