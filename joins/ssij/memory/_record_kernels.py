@@ -47,7 +47,7 @@ class RecordTable(NamedTuple):
     records : uint8[m]
         For each slot the value of each column, and a null bit for each column. Slack behind them.
     offsets : int64[c + 1]
-        Where each value begins in a record, and where the null bits do.
+        Offset of each value in a record, and of the null bits.
     nbytes : int
         Bytes of a record.
     """

@@ -333,11 +333,15 @@ class StreamBuffer:
         for chunk in last:
             self._drop(chunk.rows, chunk.tuple_nbytes)
         self._runs_nbytes -= sum(chunk.index_nbytes for chunk in last)
-        chunk = _merged(last)
-        divisible = self.divides and chunk.simple and chunk.undecided is None and chunk.within is None
-        every = np.arange(len(chunk.rows), dtype=np.int32)
-        for piece in self.chunks_at(chunk.rows, chunk.arrival, every, chunk.first) if divisible else [chunk]:
+        for piece in self._divided(_merged(last)):
             self._append(piece)
+
+    def _divided(self, chunk: Chunk) -> list[Chunk]:
+        """Return the tuples of a chunk, divided by ranges if each waits for one leaf and they are not yet divided."""
+        if not self.divides or not chunk.simple or chunk.undecided is not None or chunk.within is not None:
+            return [chunk]
+        every = np.arange(len(chunk.rows), dtype=np.int32)
+        return self.chunks_at(chunk.rows, chunk.arrival, every, chunk.first)
 
     def clear(self, step: int) -> None:
         """Remove everything after a join phase except deferred tuples, which move on by `step` leaves."""
