@@ -6,8 +6,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headrace.joins import SSIJ, AsOf
+from headrace.joins import SSIJ, AsOf, workers
 from headrace.joins.ssij.memory import stream_buffer
 from headrace.joins.ssij.memory.page_ranges import PageRanges
 from headrace.joins.ssij.memory.store import Store
@@ -94,6 +96,73 @@ def test_every_tuple_is_joined_once(table, rows, stream, divided, how):
     found, _ = run(table, stream, how)
     assert max(divided) == PageRanges.count
     assert found.equals(expected(rows, stream, how).cast(found.schema))
+
+
+def assert_in_order(join):
+    """Assert that the stream buffer's account, demand, and division are those of its chunks."""
+    waiting, ranges = join.store.stream, join.store.ranges
+    demand = np.zeros_like(waiting.demand)
+    for chunk in waiting.chunks:
+        leaves = chunk.first if chunk.alive is None else chunk.first[chunk.alive]
+        np.add.at(demand, leaves, 1)
+        assert bool((np.diff(chunk.first) >= 0).all())
+        assert chunk.within is None or set(ranges.of(leaves)) <= {chunk.within}
+    assert np.array_equal(demand, waiting.demand)
+    assert waiting.pages == np.count_nonzero(demand)
+    assert waiting.rows == demand.sum()
+    own = sum(chunk.tuple_nbytes for chunk in waiting.chunks)
+    assert own <= waiting.tuple_nbytes <= join.stats.memory.stream_buffer
+    assert waiting.index_nbytes <= join.stats.memory.inverted_index
+    assert join.stats.rows_held == waiting.rows + join.store.input.rows
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.sampled_from([0, 1, 7, 400, 5000]), min_size=5, max_size=40),
+    spare=st.sampled_from([100_000, 200_000]),
+    divided=st.sampled_from([1, 100]),
+    fan_in=st.sampled_from([2, 8]),
+    threads=st.sampled_from([1, 2]),
+)
+def test_tuples_are_joined_as_the_relation_was_when_they_came(
+    build, tools, seed, sizes, spare, divided, fan_in, threads
+):
+    rng, size = np.random.default_rng(seed), 4000
+    version, pad = np.zeros(size, dtype=np.int64), pa.array([f"{key:>60}" for key in range(size)])
+    rows = pa.table({"k": np.arange(size), "v": version, "pad": pad})
+    with pytest.MonkeyPatch.context() as patch, build(rows, ["k"], unique=True, page_size=4096) as table:
+        patch.setattr(stream_buffer, "_LEAST_DIVIDED", divided)
+        patch.setattr(stream_buffer, "_FAN_IN", fan_in)
+        patch.setattr(workers, "_LEAST_ROWS", 200)
+        with reader_of(table) as reader:
+            options = {"how": "left", "columns": ["v"], "reader": reader, "threads": threads}
+            memory = tools.least_memory(SSIJ, table, "k", **options) + spare
+            join, found, pushed = SSIJ(table, on="k", memory=memory, **options), [], []
+            for at, count in enumerate(sizes):
+                keys = rng.integers(-20, size + 20, count)
+                known = (keys >= 0) & (keys < size)
+                pushed.append((keys, np.where(known, version[np.clip(keys, 0, size - 1)], -1)))
+                name = pa.array([str(key) for key in keys], pa.string()).dictionary_encode()
+                batch = pa.record_batch({"n": np.full(count, at), "k": keys, "name": name})
+                found += join.push(batch)
+                assert_in_order(join)
+                if rng.random() < 0.1:
+                    found += join.flush()
+                if rng.random() < 0.1:
+                    changed = np.unique(rng.integers(0, size, rng.choice([1, 300])))
+                    version[changed] = at + 1
+                    new = pa.table({"k": changed, "v": version[changed], "pad": pad.take(pa.array(changed))})
+                    found += join.apply(new)
+            found = pa.Table.from_batches([*found, *join.finish()], join.output_schema(batch.schema))
+            assert join.stats.rows_done == join.stats.rows_in == sum(sizes)
+            assert join.stats.memory.peak <= memory
+            join.close()
+    assert found["name"].to_pylist() == [str(key) for key in found["k"].to_pylist()]
+    keys, versions = map(np.concatenate, zip(*pushed, strict=True))
+    wanted = np.stack([np.repeat(np.arange(len(sizes)), sizes), keys, versions])
+    got = np.stack([found["n"].to_numpy(), found["k"].to_numpy(), found["v"].fill_null(-1).to_numpy()])
+    assert np.array_equal(got[:, np.lexsort(got)], wanted[:, np.lexsort(wanted)])
 
 
 def test_each_read_serves_more_tuples_than_in_whole_phases(table, stream, monkeypatch):

@@ -1,10 +1,11 @@
 """SSIJ's record tier: the same results with it and without, and a tier that is active only where it pays."""
 
 import datetime as dt
-from decimal import Decimal
+from decimal import Context, Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,12 @@ from headrace.joins.ssij.memory.record_tier import RecordTier, part_offered
 
 KEYS = 60_000
 POPULAR = 200
+WIDE = Context(prec=38)
+FIXED_TYPES = [
+    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.date32(), pa.timestamp("us", "Asia/Tokyo"), pa.duration("ns")),
+    *(pa.decimal128(9, 2), pa.decimal128(18, 0), pa.decimal128(19, 19), pa.decimal128(38, 10)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,68 @@ def test_a_changed_row_is_never_served_from_the_tier(build, seed, size, threads)
             value[int(new)] = version
             if removed is not None:
                 value.pop(int(gone), None)
+
+
+def column(rng, dtype, size):
+    """Return random bits as values of a type, with some nulls or none or nothing else; decimals of both signs."""
+    if pa.types.is_decimal(dtype):
+        most = 10**dtype.precision - 1
+        pool = [0, 1, -1, most, -most, *(int(part) * most // 2**31 for part in rng.integers(-(2**31), 2**31, 50))]
+        values = pa.array([Decimal(number).scaleb(-dtype.scale, WIDE) for number in pool], dtype)
+        values = values.take(pa.array(rng.integers(0, len(pool), size)))
+    else:
+        bits = pa.py_buffer(rng.bytes(8 * size))
+        values = pa.Array.from_buffers(dtype, size, [None, bits])
+    null = rng.random(size) < rng.choice([0, 0.1, 1])
+    return pc.if_else(pa.array(null), pa.scalar(None, dtype), values)
+
+
+def bits_of(array):
+    """Return floats as integers of their bits, as NaN equals nothing and -0.0 equals 0.0; other arrays as they are."""
+    integers = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.int64()}
+    return array.view(integers.get(array.type, array.type))
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtypes=st.one_of(
+        st.lists(st.sampled_from(FIXED_TYPES), min_size=1, max_size=9),
+        st.builds(
+            lambda dtype, count: [dtype] * count, st.sampled_from(FIXED_TYPES), st.sampled_from([63, 64, 65, 80])
+        ),
+    ),
+    how=st.sampled_from(["inner", "left"]),
+    threads=st.sampled_from([1, 2]),
+)
+def test_rows_of_any_columns_come_whole_from_the_tier(build, seed, dtypes, how, threads):
+    rng = np.random.default_rng(seed)
+    size = 3000
+    payload = {f"c{at}": column(rng, dtype, size) for at, dtype in enumerate(dtypes)}
+    fill = {f"f{at}": rng.integers(0, 2**62, size) for at in range(20)}
+    names = rng.choice(list(payload), rng.choice([0, 1, len(payload) + 3])).tolist()  # some of them twice
+    rows = pa.table({"k": np.arange(size), **payload, **fill})
+    with build(rows, ["k"], unique=True, page_size=8192) as table:
+        memory = 320_000 + table.stats.leaves * 8192 // 2
+        options = {"how": how, "columns": names, "memory": memory, "threads": threads}
+        with SSIJ(table, on="k", **options) as join:
+            popular = rng.integers(-5, size + 5, 40)
+            keys = [np.where(rng.random(2000) < 0.9, rng.choice(popular, 2000), rng.integers(0, size, 2000))] * 4
+            parts = []
+            for part in keys:
+                parts += join.push(pa.record_batch({"k": part}))
+                parts += join.flush()
+            found = pa.Table.from_batches([*parts, *join.finish()])
+            assert join.stats.rows_recorded > 1000
+    wanted = np.concatenate(keys)
+    absent = (wanted < 0) | (wanted >= size)
+    assert len(found) == (len(wanted) if how == "left" else int((~absent).sum()))
+    key = found["k"].to_numpy()
+    assert np.array_equal(np.sort(key), np.sort(wanted if how == "left" else wanted[~absent]))
+    place = pa.array(key, mask=(key < 0) | (key >= size))
+    for at, name in enumerate(names):
+        expected = payload[name].take(place)
+        assert bits_of(found.column(1 + at).combine_chunks()).equals(bits_of(expected)), name
 
 
 def test_a_stream_without_popular_keys_makes_the_tier_inactive(table):
