@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_slots", "find_slots"]
 
-_GROUP = 16
+_GROUP = 64
+"""Keys looked up between two requests for memory. A lookup of a key in no order among 8,000,000 rows took 14.6 ns with
+16, 10.7 with 32, 9.6 with 64, and 9.7 with 128; among 20,000 rows 8.3 ns with 16 and 4.6 with 64."""
 _RING = 2 * _GROUP - 1
 _AHEAD = 16
 _HALF, _ONE, _NONE = np.uint64(32), np.uint64(1), np.uint64(0)
