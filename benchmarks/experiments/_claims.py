@@ -58,6 +58,8 @@ class Claim:
         Sentences that replace `words` for some verdicts, or follow them if they begin with ``+``.
     needs
         Line without which the claim says nothing, as of a contestant that runs on the simulated disk only.
+    reason
+        Claim of ours that says why this one does not hold here, or only in part, and is judged by measurements, too.
     """
 
     statement: str
@@ -67,6 +69,7 @@ class Claim:
     partly: Callable[[Facts], bool] = lambda _: False
     otherwise: Mapping[Verdict, str] = field(default_factory=dict)
     needs: str | None = None
+    reason: Claim | None = None
 
     def applies(self, rows: Rows) -> bool:
         """Return whether the rows can decide the claim."""

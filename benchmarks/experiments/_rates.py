@@ -11,7 +11,7 @@ from itertools import cycle
 
 from headrace.joins.stats import SSIJStats
 
-__all__ = ["Arrived", "Served", "arrive", "closed_loop_rate", "greatest", "service_rate"]
+__all__ = ["Arrived", "Served", "arrive", "closed_loop", "closed_loop_rate", "greatest", "service_rate"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Served:
     pages_read: int
     reads: int
     tuples: int
+    phases: int
 
     def row(self):
         return {
@@ -31,10 +32,11 @@ class Served:
             "tuples": self.tuples,
             "pages_read": self.pages_read,
             "reads": self.reads,
+            **({"phases": self.phases} if self.phases else {}),
         }
 
 
-def service_rate(run, batches, *, warm, most, phases=4):
+def service_rate(run, batches, *, warm, most, phases=4, tuples=0):
     """Push batches, over and over, and return the rate at which tuples are completed once the operator is warm.
 
     Parameters
@@ -45,9 +47,10 @@ def service_rate(run, batches, *, warm, most, phases=4):
         The stream.
     warm, most
         Tuples that are not counted, and that are pushed at most.
-    phases
-        Join phases that are enough. Rates are taken between ends of phases, where as many tuples wait as at the
-        beginning. An operator without phases is measured over as many tuples as it took to complete the first ones.
+    phases, tuples
+        Join phases that are enough if they have completed so many tuples: in little memory phases are small, and
+        differ. Rates are taken between ends of phases, where as many tuples wait as at the beginning. An operator
+        without phases is measured over as many tuples as it took to complete the first ones.
     """
     marks, pushed = [(run.clock(), run.operator.stats)], 0
     for batch in cycle(batches):
@@ -58,7 +61,7 @@ def service_rate(run, batches, *, warm, most, phases=4):
             marks = [mark]
         elif _settled(marks[-1][1], mark[1]):
             marks.append(mark)
-        if pushed >= most or _enough(marks, warm, phases):
+        if pushed >= most or _enough(marks, warm, phases, tuples):
             break
     run.operator.finish().drain()
     if len(marks) < 3:
@@ -72,10 +75,10 @@ def _settled(before, now):
     return now.join_phases > before.join_phases if isinstance(now, SSIJStats) else now.rows_done > before.rows_done
 
 
-def _enough(marks, warm, phases):
+def _enough(marks, warm, phases, tuples):
     last = marks[-1][1]
     if isinstance(last, SSIJStats):
-        return len(marks) > phases + 1
+        return len(marks) > phases + 1 and last.rows_done - marks[1][1].rows_done >= tuples
     return len(marks) > 3 and last.rows_in >= 2 * max(marks[1][1].rows_in, warm)
 
 
@@ -83,7 +86,8 @@ def _served(first, last):
     (began, before), (ended, after) = first, last
     counted = after - before
     rate = counted.rows_done / max(ended - began, 1e-9)
-    return Served(rate, counted.hit_ratio, counted.pages_read, counted.seeks, counted.rows_done)
+    phases = counted.join_phases if isinstance(counted, SSIJStats) else 0
+    return Served(rate, counted.hit_ratio, counted.pages_read, counted.seeks, counted.rows_done, phases)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class Arrived:
     deadline_misses: int
     hit_ratio: float
     done_at: float
+    pages_wanted: int
+    tuples_a_phase: float
 
     @property
     def fits(self):
@@ -141,7 +147,11 @@ def arrive(run, batches, times, judged_from=0):
     stats = operator.stats
     run.close()
     counted = stats - before
-    return Arrived(overflowed, stats.longest_wait, counted.deadline_misses, counted.hit_ratio, clock() - begin)
+    a_phase = counted.rows_done / max(1, counted.join_phases)
+    return Arrived(
+        overflowed, stats.longest_wait, counted.deadline_misses, counted.hit_ratio, clock() - begin,
+        counted.pages_wanted, a_phase,
+    )  # fmt: skip
 
 
 def _work(operator, clock, output, arrivals, begin):
@@ -166,13 +176,18 @@ def _finish(operator, clock, overflowed):
 
 def closed_loop_rate(run, batches):
     """Push each batch when the one before is done, from a cold start to the end, and return the rate of completion."""
+    return closed_loop(run, batches)[0]
+
+
+def closed_loop(run, batches):
+    """Push each batch when the one before is done, and return the rate of completion and the final statistics."""
     begin = run.clock()
     for batch in batches:
         run.operator.push(batch).drain()
     run.operator.finish().drain()
-    seconds = run.clock() - begin
+    seconds, stats = run.clock() - begin, run.operator.stats
     run.close()
-    return sum(map(len, batches)) / seconds
+    return sum(map(len, batches)) / seconds, stats
 
 
 def greatest(fits, guess, steps, most=math.inf):

@@ -93,4 +93,5 @@ def _serve(world, settings, relation, share, keys, kind=SSIJ, piece=None, **opti
     buffer = relation.scaled(1_000_000)
     batches = stream_batches(keys, piece or max(1, buffer // 20), relation.tuple_nbytes)
     warm = 0 if kind is MeshJoin else 2 * buffer
-    return service_rate(run, batches, warm=warm, most=(8 * settings.phases) * buffer, phases=settings.phases)
+    most, phases = 8 * settings.phases * buffer, settings.phases
+    return service_rate(run, batches, warm=warm, most=most, phases=phases, tuples=phases * buffer)

@@ -10,7 +10,7 @@ from benchmarks.experiments._relations import MAX_SCAN, stream_batches, zipf_key
 from benchmarks.experiments._results import Axes, Figure
 from benchmarks.experiments._settings import MESH_BEST, MESH_PAPER, NEAR, NOW, PAPER, contestants, measure
 from benchmarks.experiments._world import Costs
-from headrace.joins import SSIJ
+from headrace.joins import SSIJ, MeshJoin
 
 __all__ = ["FIGURES"]
 
@@ -23,6 +23,9 @@ PIECE_MOST = 250_000
 WARM = 2_000_000  # tuples that come as fast as they are served before any is timed: the paper measures a warm cache
 GUESS, MOST_RATE = 2_000.0, 5e6
 LINES = {PAPER: True, NOW: False}  # and whether it has the parameters of table II
+MESH_DELAY = 540  # seconds, of the paper's MeshJoin
+MESH_SLOW = "MeshJoin, reads of 5 pages"
+SLOW_READ = 5  # of the paper's pages
 
 
 def _deadlines(costs):
@@ -75,7 +78,7 @@ def fig16(world, settings):
     """The greatest rate over the deadline, the longest wait at that rate, and MeshJoin's delays."""
     relation = settings.usual(weight=2.5, stands_for=PAGES, name="half")
     pace, mesh = world.pace(relation), []
-    for line in (MESH_PAPER, MESH_BEST):
+    for line in (MESH_SLOW, MESH_PAPER, MESH_BEST):
         rate, wait = _mesh_join(world, settings, relation, line)
         mesh.append({"line": line, "deadline": round(wait / pace, 2), "tuples_per_second": round(rate), "pace": pace})
     rows = []
@@ -104,7 +107,8 @@ def _row(trial, line, deadline, guess, settings):
 def _mesh_join(world, settings, relation, line):
     """Return MeshJoin's rate, and how long a tuple waits in it: one cycle, in seconds at the paper's size."""
     keys = zipf_keys(relation.domain, 1.0, relation.scaled(8_000_000))
-    options = contestants(relation, settings.share)[line]
+    slow = {MESH_SLOW: {"kind": MeshJoin, "read_pages": relation.paper_pages(SLOW_READ)}}
+    options = (contestants(relation, settings.share) | slow)[line]
     rate = measure(world, settings, relation, settings.share, keys, **options)["tuples_per_second"]
     run = world.start(share=settings.share, relation=relation, **options)
     run.operator.push(stream_batches(keys, len(keys), relation.tuple_nbytes)[0]).drain()
@@ -117,7 +121,7 @@ def _mesh_join(world, settings, relation, line):
 def _by_deadline(rows):
     ours = {row["deadline"]: row for row in rows.of(PAPER)}
     best = {line: {row["deadline"]: row["tuples_per_second"] for row in rows.of(line)} for line in LINES}
-    (mesh,), (mesh_best,) = rows.of(MESH_PAPER), rows.of(MESH_BEST)
+    (slow,), (mesh,), (mesh_best,) = map(rows.of, (MESH_SLOW, MESH_PAPER, MESH_BEST))
     met = {at: max(best[line][at] for line in LINES) / mesh_best["tuples_per_second"] for at in ours
            if at >= mesh_best["deadline"]}  # fmt: skip
     pace = mesh["pace"]
@@ -132,7 +136,8 @@ def _by_deadline(rows):
         "deadlines": listed(list(ours), "g"),
         "kinds": _limits(rated),
         "late_told": ", ".join(f"{row['line']} at {row['deadline']:g} s" for row in late), "late": late,
-        "nine_minutes": Costs().seek * PAGES / (540 - Costs().transfer * PAGES),
+        "nine_minutes": Costs().seek * PAGES / (MESH_DELAY - Costs().transfer * PAGES),
+        "slow": slow["tuples_per_second"], "slow_wait": slow["deadline"],
         "mesh": mesh["tuples_per_second"], "mesh_wait": mesh["deadline"], "mesh_best": mesh_best["tuples_per_second"],
         "mesh_best_wait": mesh_best["deadline"], "met": met,
         "met_told": ", ".join(f"{ratio:.2f} at {at:g} s" for at, ratio in met.items()) or "none",
@@ -156,6 +161,14 @@ def _rate_claim(deadline, rate, text):
     )
 
 
+DELAY_REASON = Claim(
+    "(Ours) A read size sets both the delay and the rate of MeshJoin: with reads so short that it delays tuples for "
+    "nine minutes it does not reach the paper's rate on the simulated disk.",
+    _by_deadline,
+    lambda f: f["slow_wait"] >= MESH_DELAY * NEAR and f["slow"] < 5_500 * NEAR,
+    f"with reads of {SLOW_READ} pages {{slow_wait:,.0f}} s at {{slow:,}} tuples/s; a scan in reads of "
+    "{nine_minutes:.1f} pages takes nine minutes",
+)
 CLAIMS = (
     _rate_claim(10, 550, "10 s"),
     _rate_claim(60, 5_500, "1 minute"),
@@ -172,10 +185,12 @@ CLAIMS = (
     Claim(
         "At 5,500 tuples/s MeshJoin delays tuples for more than 9 minutes.",
         _by_deadline,
-        lambda f: f["mesh_wait"] >= 540 * NEAR,
+        lambda f: f["mesh_wait"] >= MESH_DELAY * NEAR,
         "{mesh_wait:,.0f} s at {mesh:,} tuples/s as in the paper; {mesh_best_wait:,.0f} s at {mesh_best:,} tuples/s at "
-        "the best read size; on the simulated disk a scan in reads of {nine_minutes:.1f} pages takes nine minutes",
+        "the best read size",
+        reason=DELAY_REASON,
     ),
+    DELAY_REASON,
     Claim(
         "(Ours) At no deadline that MeshJoin meets at its best read size SSIJ is slower.",
         _by_deadline,

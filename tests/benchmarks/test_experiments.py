@@ -5,14 +5,15 @@ import pytest
 
 from benchmarks.experiments import __main__ as command
 from benchmarks.experiments import tpch
+from benchmarks.experiments._claims import Verdict
 from benchmarks.experiments._rates import Arrived, arrive, closed_loop_rate, greatest, service_rate
 from benchmarks.experiments._relations import moving_keys, stream_batches, zipf_keys
-from benchmarks.experiments._results import DEVICES, RESULTS, load_run, save_run
+from benchmarks.experiments._results import DEVICES, RESULTS, Rows, load_run, save_run
 from benchmarks.experiments._settings import MESH_BEST, MESH_PAPER, QUICK, contestants
 from benchmarks.experiments._world import Costs, World
 from benchmarks.experiments.adaptive import Moving
 from benchmarks.experiments.deadlines import _Trial
-from benchmarks.experiments.document import DOCUMENT, document, write_document
+from benchmarks.experiments.document import DOCUMENT, OURS, document, write_document
 from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
 
 FAST = ["fig9", "fig11", "fig14", "fig15", "hit_ratios"]
@@ -42,6 +43,23 @@ def test_an_experiment_gives_the_same_result_twice_slowly(world, name):
 
 def test_the_document_is_what_the_generator_makes_of_the_results():
     assert DOCUMENT.read_text(encoding="utf-8") == document(command.FIGURES.values())
+
+
+def judged(device):
+    """Return each claim that the results of a device decide, with its finding."""
+    for figure in command.FIGURES.values():
+        found = load_run(RESULTS / device, figure.name)
+        rows = Rows(figure.axes, found[0]) if found else None
+        yield from ((claim, claim.judge(rows)) for claim in figure.claims if rows and claim.applies(rows))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_claim_of_the_paper_that_does_not_hold_has_a_reason_that_does(device):
+    findings = [finding for where in ("simulated", device) for finding in judged(where)]
+    holding = [claim for claim, found in findings if found.verdict == Verdict.HOLDS]
+    for claim, found in judged(device):
+        of_the_paper = not claim.statement.startswith(OURS)
+        assert found.verdict == Verdict.HOLDS or not of_the_paper or claim.reason in holding, claim.statement
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -158,7 +176,15 @@ def test_a_rate_fits_a_deadline_if_no_trial_misses_it(tmp_path, monkeypatch, dev
     with World(device, tmp_path, QUICK.least_memory) as world:
         trial = _Trial(world, QUICK, 10)
         results = [
-            Arrived(overflowed=False, longest_wait=float(at), deadline_misses=missed, hit_ratio=0.0, done_at=1.0)
+            Arrived(
+                overflowed=False,
+                longest_wait=float(at),
+                deadline_misses=missed,
+                hit_ratio=0.0,
+                done_at=1.0,
+                pages_wanted=0,
+                tuples_a_phase=0.0,
+            )
             for at, missed in enumerate(misses)
         ]
         monkeypatch.setattr(trial, "at", lambda _: results.pop(0))
