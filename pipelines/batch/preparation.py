@@ -97,6 +97,7 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     found = {name: _dimension(config, name) for name in config.dimensions}
     for name, each in found.items():
         if each.table is None:
+            _refuse_shared(config, name)
             refuse_numbering_again(config, name)
     lookups = {item.role: _lookup(item, found[item.dimension]) for item in config.lookups}
     for lookup in lookups.values():
@@ -113,6 +114,17 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
     return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+def _refuse_shared(config: PipelineConfig, name: str) -> None:
+    """Raise an error if a table that does not exist is that of several dimensions: no fact would find a member."""
+    path = config.dimensions[name].path
+    sharing = [other for other, each in config.dimensions.items() if each.path.rstrip("/") == path.rstrip("/")]
+    if len(sharing) > 1:
+        raise DeltaTableError(
+            f"the table {path} that the dimensions {' and '.join(map(repr, sharing))} share does not exist; create it "
+            f"from a source with the natural keys of all: `headrace dimension create {name} SOURCE --pipeline PIPELINE`"
+        )
 
 
 def _transform(config: PipelineConfig) -> Transform | None:

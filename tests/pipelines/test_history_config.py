@@ -75,6 +75,46 @@ def test_an_attribute_that_is_not_there(tmp_path):
     assert "no attribute 'fax'; it has city, phone, load" in message
 
 
+def test_a_mistake_in_a_history_or_its_lookup_is_told_once(tmp_path):
+    assert refused(tmp_path, type_1=["fax"]).count("line ") == 1
+    (tmp_path / "pipeline.yml").write_text(BASE.replace("{customer: id}", "{customer: idd}"))
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(tmp_path / "pipeline.yml")
+    assert str(caught.value).count("line ") == 1
+    assert "lookup 'customer' compares idd (did you mean 'id'?), but the natural key" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("effective_type", "column", "told"),
+    [
+        ("date", "order", "of type bigint, which is no time; name a column of type date or timestamp or timestamp_ntz"),
+        ("timestamp", "order", "of type bigint, which is no time; name a column of type date or timestamp, or"),
+        ("timestamp", "local", "of type timestamp_ntz, which is not comparable with timestamp, the type"),
+        ("timestamp_ntz", "at", "of type timestamp, which is not comparable with timestamp_ntz, the type"),
+    ],
+)
+def test_an_event_time_of_an_unsuitable_type_names_lookup_option_and_the_types_that_work(
+    tmp_path, effective_type, column, told
+):
+    def config_with(event_time):
+        document = yaml.load(BASE, Loader=yaml.BaseLoader)
+        document["source"]["schema"] |= {"at": "timestamp", "local": "timestamp_ntz"}
+        document["dimensions"]["customer"]["history"]["effective_type"] = effective_type
+        document["lookups"][0]["event_time"] = event_time
+        (tmp_path / "pipeline.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+        return load_pipeline(tmp_path / "pipeline.yml")
+
+    with pytest.raises(PipelineFileError) as caught:
+        config_with(column)
+    message = str(caught.value)
+    assert f"lookup 'customer': `event_time` names column {column!r} {told}" in message
+    assert message.endswith(", or derive one in `transform`")
+    advised = message.partition("name a column of type ")[2].partition(", or derive")[0].split(" or ")
+    assert len(advised) == (3 if effective_type == "date" else 2)
+    for kind in advised:
+        config_with({"date": "day", "timestamp": "at", "timestamp_ntz": "local"}[kind])
+
+
 def test_an_attribute_without_type(tmp_path):
     assert "attribute 'phone' has no type" in refused(tmp_path, type_2=["city"], audit=["load"])
 
