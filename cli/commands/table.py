@@ -38,6 +38,7 @@ def table() -> None:
 @table.command(
     "build",
     cls=ReportingCommand,
+    short_help="Build a table from files.",
     epilog="Example: headrace table build planes.csv --key tailnum --unique -o planes.tbl",
 )
 @click.argument("source", type=PATH)
@@ -136,7 +137,7 @@ def check(ctx: click.Context, console: Console, /, path: Path) -> None:
     ctx.exit(ExitCode.DAMAGED)
 
 
-@table.command("scan", cls=ReportingCommand)
+@table.command("scan", cls=ReportingCommand, short_help="Print rows in key order.")
 @click.argument("path", metavar="TABLE", type=PATH)
 @click.option("--low", help="First key, VALUE[,VALUE], inclusive.")
 @click.option("--high", help="Last key, VALUE[,VALUE], inclusive.")
@@ -181,7 +182,7 @@ def dump(console: Console, /, path: Path, page: int | None) -> None:
     run_dump(path, page, console)
 
 
-@table.command("compact", cls=ReportingCommand)
+@table.command("compact", cls=ReportingCommand, short_help="Restore the key order on disk and free unused space.")
 @click.argument("path", metavar="TABLE", type=PATH)
 @pass_console
 def compact(console: Console, /, path: Path) -> None:
