@@ -73,8 +73,8 @@ def retry(
     Raises
     ------
     RejectedRowsError
-        If the selection names a row that is not there, or a record of a pipeline with several sources that never became
-        a result.
+        If the selection names a row that is not there, a row of a file whose columns the source does not declare any
+        more, or a record of a pipeline with several sources that never became a result. No row was changed.
     HeadraceError
         As in `headrace.pipelines.runner.run`.
     """

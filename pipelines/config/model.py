@@ -28,6 +28,7 @@ from pydantic import (
     PrivateAttr,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -115,6 +116,11 @@ Encoding = Annotated[str, AfterValidator(_encoding)]
 Character = Annotated[str, Field(min_length=1, max_length=1)]
 TimeZone = Annotated[str, AfterValidator(_zone)]
 Location = Annotated[str, Field(min_length=1)]
+MissingFields = Annotated[
+    Literal["error", "null"],
+    BeforeValidator(lambda value: "null" if value is None else value),  # YAML reads null without quotes as None
+    WithJsonSchema({"enum": ["error", "null", None]}),
+]
 Target = Literal["unknown", "not_applicable", "invalid", "reject"]
 SpecialValues = dict[str, str | bool | int | float | dt.datetime | dt.date | None]
 Columns = Annotated[list[str], Field(min_length=1)]
@@ -160,7 +166,7 @@ class SourceConfig(Strict):
         default=None,
         description="Columns and fields that the schema does not have; by default an error, but ignored in Parquet",
     )
-    missing_fields: Literal["error", "null"] = Field(
+    missing_fields: MissingFields = Field(
         default="error", description="Columns and fields of the schema that are not there"
     )
     options: dict[str, str | int | float | bool] = Field(

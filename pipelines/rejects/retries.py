@@ -17,11 +17,12 @@ from headrace.pipelines.errors import RejectedRowsError
 from headrace.pipelines.rejects.rows import OPEN, STATUSES, Selection, rejects
 from headrace.pipelines.source.ledger import RejectedRow
 from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER
-from headrace.storage.records import INEXACT, RecordFileError, original_heading
+from headrace.storage.records import INEXACT, RecordFileError, check_heading, original_heading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipelines.config.model import PipelineConfig
@@ -35,11 +36,39 @@ _UNDECODED: Final = "is not UTF-8|has a byte that .* does not know"
 
 
 def open_rows(config: PipelineConfig, selection: Selection) -> pa.Table:
-    """Return the open rows of a selection, in the order of their rejection: `IDENTITY` and the size of each record."""
+    """Return the open rows of a selection, in the order of their rejection: `IDENTITY` and the size of each record.
+
+    Raises
+    ------
+    RejectedRowsError
+        If files of these rows had columns with which the source, as it is declared now, refuses a file. A retry would
+        reject all their rows with that cause in place of their own.
+    """
     size = "coalesce(octet_length(encode(record)), 0) + coalesce(octet_length(record_bytes), 0) AS size"
     names = ", ".join(IDENTITY.names)
     with rejects(config, selection, [OPEN]) as found:
+        _check_headings(config, found)
         return found.sql(f"SELECT {names}, {size} FROM found ORDER BY {names}").to_arrow_table()  # noqa: S608 - constants
+
+
+def _check_headings(config: PipelineConfig, found: duckdb.DuckDBPyConnection) -> None:
+    """Raise an error if the source, as it is declared now, refuses the heading of a file of the rows found."""
+    form = record_format(config.source)
+    headings = found.execute(
+        "SELECT heading, min(_file), count(DISTINCT _file) - 1, count(*) FROM found WHERE heading IS NOT NULL "
+        "GROUP BY heading ORDER BY min(_file)"
+    )
+    for heading, file, others, rows in headings.fetchall():
+        try:
+            check_heading(heading, form)
+        except RecordFileError as error:
+            more = f" and {others:,} more file{'s' if others > 1 else ''}" if others else ""
+            raise RejectedRowsError(
+                f"{rows:,} of the selected rows come from {file}{more}, whose columns are not those that are declared "
+                f"now: {error}. Nothing was retried, and the rows keep their causes. Declare the source so that it "
+                "reads these columns too (docs/files.md, 'When a column is renamed'), or leave these rows out: --file "
+                "selects the others"
+            ) from error
 
 
 def retry_batches(rows: pa.Table, most_rows: int = _ROWS, most_bytes: int = _BYTES) -> list[list[RejectedRow]]:

@@ -327,6 +327,13 @@ def test_the_json_schema_in_the_package_is_current():
     assert kept == json_schema(), "write json_schema() to pipelines/pipeline.schema.json"
 
 
+@pytest.mark.parametrize("value", ["null", "'null'", "~"])
+def test_missing_fields_may_be_null_with_or_without_quotes(tmp_path, value):
+    text = GOOD.replace("path: in", f"path: in\n  missing_fields: {value}")
+    assert load_pipeline(write(tmp_path, text)).source.missing_fields == "null"
+    jsonschema.validate(yaml.safe_load(text.replace(" on:", " 'on':")), json.loads(json_schema()))
+
+
 def test_the_json_schema_takes_what_the_reader_takes():
     jsonschema.validate(yaml.safe_load(GOOD.replace(" on:", " 'on':")), json.loads(json_schema()))
 
