@@ -49,7 +49,7 @@ from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.tables import add_special_members as add_special_versions
 from headrace.pipelines.history.tables import check_declaration, create_history
 from headrace.pipelines.source.ledger import Ledger
-from headrace.pipelines.spark.frame import FILE
+from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
 if TYPE_CHECKING:
@@ -510,7 +510,7 @@ def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
     key = pa.schema([stream.field(name) for name in declared.key])
     duplicates = Duplicates(key, declared.action, tuple(declared.order_by))
     duplicates.check(stream)
-    return duplicates
+    return replace(duplicates, order_by=(*duplicates.order_by, FILE, RECORD_NUMBER))
 
 
 def _check_names(prepared: Prepared) -> None:

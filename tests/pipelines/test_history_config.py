@@ -1,12 +1,14 @@
 """The block `history` of a dimension in a pipeline file, and the declaration that it becomes."""
 
 import datetime as dt
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import yaml
 
 from headrace.etl.history import History
+from headrace.etl.history.declaration import DELETES, UPSERTS
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.config.model import HistoryConfig, load_pipeline
@@ -63,6 +65,13 @@ def test_every_field_arrives(tmp_path):
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     types = {"effective_type": pa.timestamp("us"), "sequence_type": pa.int32()}
     assert history == History(history.dimension, effective="since", **(tuples | types))
+
+
+def test_every_field_and_the_words_of_operation_are_documented():
+    page = (Path(__file__).parents[2] / "docs/dimensions.md").read_text()
+    table = page.partition("### The fields of history\n")[2].partition("\n### ")[0]
+    assert {name for name in HistoryConfig.model_fields if f"`{name}`" not in table} == set()
+    assert f"`[{', '.join(UPSERTS)}]`; `[{', '.join(DELETES)}]`" in table
 
 
 def test_the_block_has_the_fields_of_the_declaration():
