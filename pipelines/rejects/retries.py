@@ -22,12 +22,11 @@ from headrace.storage.records import INEXACT, RecordFileError, check_heading, or
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["RetrySource", "open_rows", "retry_batches"]
+__all__ = ["RetrySource", "check_headings", "open_rows", "retry_batches"]
 
 _ROWS: Final = 200_000
 _BYTES: Final = 64 << 20
@@ -36,29 +35,29 @@ _UNDECODED: Final = "is not UTF-8|has a byte that .* does not know"
 
 
 def open_rows(config: PipelineConfig, selection: Selection) -> pa.Table:
-    """Return the open rows of a selection, in the order of their rejection: `IDENTITY` and the size of each record.
+    """Return the open rows of a selection, in the order of their rejection: `IDENTITY` and the size of each record."""
+    size = "coalesce(octet_length(encode(record)), 0) + coalesce(octet_length(record_bytes), 0) AS size"
+    names = ", ".join(IDENTITY.names)
+    with rejects(config, selection, [OPEN]) as found:
+        return found.sql(f"SELECT {names}, {size} FROM found ORDER BY {names}").to_arrow_table()  # noqa: S608 - constants
+
+
+def check_headings(config: PipelineConfig, selection: Selection) -> None:
+    """Check that the source, as it is declared now, reads the columns of the files of a selection's open rows.
 
     Raises
     ------
     RejectedRowsError
-        If files of these rows had columns with which the source, as it is declared now, refuses a file. A retry would
-        reject all their rows with that cause in place of their own.
+        If it refuses the heading of a file. A retry would reject all rows of that file, with this cause in place of
+        their own.
     """
-    size = "coalesce(octet_length(encode(record)), 0) + coalesce(octet_length(record_bytes), 0) AS size"
-    names = ", ".join(IDENTITY.names)
-    with rejects(config, selection, [OPEN]) as found:
-        _check_headings(config, found)
-        return found.sql(f"SELECT {names}, {size} FROM found ORDER BY {names}").to_arrow_table()  # noqa: S608 - constants
-
-
-def _check_headings(config: PipelineConfig, found: duckdb.DuckDBPyConnection) -> None:
-    """Raise an error if the source, as it is declared now, refuses the heading of a file of the rows found."""
     form = record_format(config.source)
-    headings = found.execute(
-        "SELECT heading, min(_file), count(DISTINCT _file) - 1, count(*) FROM found WHERE heading IS NOT NULL "
-        "GROUP BY heading ORDER BY min(_file)"
-    )
-    for heading, file, others, rows in headings.fetchall():
+    with rejects(config, selection, [OPEN]) as found:
+        headings = found.execute(
+            "SELECT heading, min(_file), count(DISTINCT _file) - 1, count(*) FROM found WHERE heading IS NOT NULL "
+            "GROUP BY heading ORDER BY min(_file)"
+        ).fetchall()
+    for heading, file, others, rows in headings:
         try:
             check_heading(heading, form)
         except RecordFileError as error:
