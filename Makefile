@@ -60,8 +60,8 @@ bench-storage: $(INSTALLED_BENCH) ## Measure loads, changes and commits against 
 bench-peers: java $(INSTALLED_BENCH) ## Compare SSIJ with its peers in equal memory; CASES="large-zipf ..." selects cases
 	@$(BIN)/python -m benchmarks peers $(or $(CASES),all)
 
-clean: ## Remove the output of demo, tests, benchmarks and the README's joins; keep the environment and mine/
-	@rm -rf demo joined.parquet planes.tbl* quotes.tbl* artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+clean: ## Remove the output of demo, tests, benchmarks and the README's examples; keep the environment and mine/
+	@rm -rf demo joined.parquet planes.tbl* quotes.tbl* orders shop.db artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 python:

@@ -15,7 +15,7 @@ from headrace.pipelines.config.correlation import load_any
 from headrace.pipelines.config.model import PipelineConfig
 from headrace.pipelines.correlate.manifests import RESULTS
 from headrace.pipelines.errors import RejectedRowsError
-from headrace.pipelines.rejects.retries import open_rows, retry_batches
+from headrace.pipelines.rejects.retries import check_headings, open_rows, retry_batches
 from headrace.pipelines.runner import RunResult, opened
 from headrace.pipelines.spark.frame import FILE
 
@@ -73,13 +73,14 @@ def retry(
     Raises
     ------
     RejectedRowsError
-        If the selection names a row that is not there, or a record of a pipeline with several sources that never became
-        a result.
+        If the selection names a row that is not there, a row of a file whose columns the source does not declare any
+        more, or a record of a pipeline with several sources that never became a result. No row was changed.
     HeadraceError
         As in `headrace.pipelines.runner.run`.
     """
     config = load_any(pipeline) if isinstance(pipeline, str | Path) else pipeline
     _selected(config, selection)  # refuses rows before Spark starts
+    check_headings(config if isinstance(config, PipelineConfig) else config.steps(), selection)
     selected = 0
     with opened(config, "retry", spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
 

@@ -193,8 +193,9 @@ def run(
 
     Notes
     -----
-    The notes of an error (`__notes__`) say what the run did to dimensions before: added columns and special members,
-    and changes that were applied. These are committed, and the next run does not repeat them.
+    The notes of an error (`__notes__`) say what the run did before: the totals of the batches that it loaded, columns
+    and special members that it added to dimensions, and changes that were applied. These are committed, and the next
+    run does not repeat them.
     """
     mode = "follow" if follow else "once"
     with opened(pipeline, mode, spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
@@ -313,7 +314,7 @@ class OpenRun:
         """Do the work of the run, which ends early if `stop` is requested, as signals do; record the final state."""
         began = time.monotonic()
         try:
-            with self.stop.on_signals(), explained("a batch"):
+            with self.stop.on_signals(), telling(self._loaded), explained("a batch"):
                 work()
         except BaseException as error:
             self._catalog.finish_run(self._number, "failed", str(error) or type(error).__name__)
@@ -336,6 +337,22 @@ class OpenRun:
             moved_ranges={} if self._changes is None else dict(self._changes.moved),
             sources=self._sources,
         )
+
+    def _loaded(self) -> list[str]:
+        """Return what the batches so far loaded, as one line; no line without batches."""
+        records = self.loop.records
+        if not records:
+            return []
+        counts = {
+            "rows in": "rows_in",
+            "loaded": "loaded",
+            "duplicates dropped": "dropped",
+            "duplicates routed": "routed",
+            "rejected": "rejected",
+            "new members": "new_members",
+        }
+        told = [f"{sum(getattr(record, name) for record in records):,} {what}" for what, name in counts.items()]
+        return [f"{len(records):,} batch{'es' if len(records) > 1 else ''}: {', '.join(told)}"]
 
 
 def _leases(config: PipelineConfig) -> list[str]:

@@ -65,6 +65,17 @@ def project(tmp_path):
     return tmp_path
 
 
+def test_what_the_readme_writes_is_ignored_by_git_and_removed_by_make_clean():
+    readme, ignored = (ROOT / "README.md").read_text(), (ROOT / ".gitignore").read_text().splitlines()
+    removed = re.search(r"rm -rf (.*)", (ROOT / "Makefile").read_text())[1].split()
+    written = {*re.findall(r"^    \$ .* -o (\S+)", readme, re.MULTILINE), *re.findall(r"connect\('(.*?)'\)", readme)}
+    written |= set(re.findall(r"Table\.build\(\"(.*?)\"", readme))
+    assert written == {"joined.parquet", "orders", "planes.tbl", "quotes.tbl", "shop.db"}
+    for name in written:
+        assert any(line.strip("/").rstrip("*") == name for line in ignored), name
+        assert any(word.rstrip("*") == name for word in removed), name
+
+
 def test_every_package_of_the_tree_is_installed():
     declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     there = {"headrace"}

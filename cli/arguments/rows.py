@@ -54,8 +54,10 @@ def _parsed(text: str, field: pa.Field) -> Any:
             return pa.array([int(text)], pa.int64()).cast(field.type)[0]
         return pa.array([text]).cast(field.type)[0]
     except (pa.ArrowException, ValueError, OverflowError) as error:
+        from headrace.pipelines.config import type_name
+
         raise ArgumentsError(
-            f"{text!r} is no {field.type}, the type of key column {field.name!r}; "
+            f"{text!r} is no {type_name(field.type)}, the type of key column {field.name!r}; "
             "write it as `headrace table scan` prints it"
         ) from error
 

@@ -52,7 +52,7 @@ def dimension() -> None:
     """Create, inspect, and check the dimensions that a pipeline file declares."""
 
 
-@dimension.command("create", cls=ReportingCommand)
+@dimension.command("create", cls=ReportingCommand, short_help="Create the Delta table of a dimension from files.")
 @click.argument("name")
 @click.argument("source", type=PATH)
 @pipeline_option
@@ -80,7 +80,7 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
     _show(summary, console)
 
 
-@dimension.command("apply", cls=ReportingCommand)
+@dimension.command("apply", cls=ReportingCommand, short_help="Apply changes to a dimension with history.")
 @click.argument("name")
 @click.argument("source", type=PATH)
 @pipeline_option
@@ -133,7 +133,9 @@ def apply(
     _show_applied(result, notes, pipeline, console)
 
 
-@dimension.command("compact", cls=ReportingCommand)
+@dimension.command(
+    "compact", cls=ReportingCommand, short_help="Write the files of a dimension's table into fewer ones."
+)
 @click.argument("name")
 @pipeline_option
 @pass_console
@@ -178,7 +180,7 @@ def info(console: Console, /, name: str, pipeline: Path) -> None:
     _show(summary, console)
 
 
-@dimension.command("check", cls=ReportingCommand)
+@dimension.command("check", cls=ReportingCommand, short_help="Verify the keys of a dimension and of its facts.")
 @click.argument("name")
 @pipeline_option
 @pass_console

@@ -23,7 +23,7 @@ UNCHANGED = "the columns as they were"
 LEFT = "the column, if it was added; repeat the command to fill it"
 
 
-@click.command("add-column", cls=ReportingCommand)
+@click.command("add-column", cls=ReportingCommand, short_help="Add an attribute to a dimension.")
 @click.argument("name")
 @click.argument("column")
 @click.argument("kind", metavar="TYPE")
@@ -62,7 +62,7 @@ def add_column(
     _show(change, console)
 
 
-@click.command("widen-column", cls=ReportingCommand)
+@click.command("widen-column", cls=ReportingCommand, short_help="Give a column of a dimension a wider type.")
 @click.argument("name")
 @click.argument("column")
 @click.argument("kind", metavar="TYPE")
@@ -105,7 +105,7 @@ def _show(change: ColumnChange, console: Console) -> None:
     console.result(asdict(change), *blocks)
 
 
-@click.command("inferred", cls=ReportingCommand)
+@click.command("inferred", cls=ReportingCommand, short_help="Count and list the inferred members of a dimension.")
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of members to show.")
 @pipeline_option

@@ -90,7 +90,7 @@ def errors() -> None:
     """
 
 
-@errors.command("list", cls=ReportingCommand)
+@errors.command("list", cls=ReportingCommand, short_help="Count rejected rows by status, rule, batch, and file.")
 @pipeline_option
 @dimension_option
 @selecting
@@ -139,7 +139,7 @@ def _groups(groups: Sequence[RejectGroup], limit: int) -> list[Block]:
     return blocks
 
 
-@errors.command("show", cls=ReportingCommand)
+@errors.command("show", cls=ReportingCommand, short_help="Show rejected rows with the record and the cause.")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @pipeline_option
 @dimension_option
@@ -163,7 +163,7 @@ def show(
     if not records:
         console.result([], Text(f"{config.name} has no such {_what(dimension)}"), *others)
         return
-    others += [Text(_way_on(dimension))] if dimension else []
+    others += [Text(_way_on(dimension, pipeline))] if dimension else []
     streams = len({record.stream for record in records}) > 1
     blocks = [Pairs(record.id, _told(record, stream=streams)) for record in records]
     more = [Text(f"and {total - len(records):,} more; --limit shows more")] if total > len(records) else []
@@ -183,17 +183,18 @@ def _what(dimension: str | None) -> str:
     return "rejected rows" if dimension is None else f"changes of dimension {dimension} that did not apply"
 
 
-def _way_on(dimension: str) -> str:
+def _way_on(dimension: str, pipeline: Path) -> str:
+    of = pipeline_words(pipeline)
     return (
         f"Changes are not retried. Write the corrected records to a new file, and apply it: `headrace dimension apply "
-        f"{dimension} FILE`. If the pipeline file was wrong, correct that, and apply the same file with --again. Then "
-        f"mark these: `headrace errors dismiss --dimension {dimension} --all --reason TEXT`."
+        f"{dimension} FILE{of}`. If the pipeline file was wrong, correct that, and apply the same file with --again. "
+        f"Then mark these: `headrace errors dismiss --dimension {dimension}{of} --all --reason TEXT`."
     )
 
 
 def pipeline_words(pipeline: Path) -> str:
-    """Return the option that names a pipeline file, after a space; an empty text for the default one."""
-    return "" if str(pipeline) == "pipeline.yml" else f" --pipeline {shlex.quote(str(pipeline))}"
+    """Return the option that names a pipeline file, after a space."""
+    return f" --pipeline {shlex.quote(str(pipeline))}"
 
 
 def changes_blocks(changes: Mapping[str, int], pipeline: Path) -> list[Block]:
@@ -214,7 +215,7 @@ def _told(record: RejectedRecord, *, stream: bool) -> dict[str, Any]:
     return {"status": record.status, **of, **note, "cause": record.reason, "record": record.record}
 
 
-@errors.command("retry", cls=ReportingCommand)
+@errors.command("retry", cls=ReportingCommand, short_help="Load rejected rows again.")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @pipeline_option
 @dimension_option
@@ -243,7 +244,7 @@ def retry(
     from headrace.pipelines.config import load_any, load_steps
 
     if dimension:
-        raise click.UsageError(_way_on(dimension))
+        raise click.UsageError(_way_on(dimension, pipeline))
     _require_choice(choice, everything=everything)
     begun = Begun(UNCHANGED, LEFT)
     with console.step(f"retrying rejected rows of {pipeline}", left=begun.left, pipeline=pipeline):

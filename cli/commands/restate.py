@@ -21,7 +21,7 @@ __all__ = ["restate"]
 LEFT = "the batches already corrected; run the same command again to correct the rest"
 
 
-@click.command("restate", cls=ReportingCommand)
+@click.command("restate", cls=ReportingCommand, short_help="Correct facts that point to another version.")
 @click.argument("name", required=False)
 @click.option("--dry-run", is_flag=True, help="Count the facts; change nothing.")
 @click.option(

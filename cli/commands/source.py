@@ -34,7 +34,7 @@ def source() -> None:
     """List the files of a pipeline's source by state, skip individual files, or adopt all files."""
 
 
-@source.command("list", cls=ReportingCommand)
+@source.command("list", cls=ReportingCommand, short_help="Show the files of a source and their states.")
 @click.argument("pipeline", type=PATH, default=DEFAULT)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of files to show.")
 @SOURCE
@@ -66,7 +66,7 @@ def list_(console: Console, /, pipeline: Path, limit: int, source: str | None) -
     console.result(document, *blocks, *left_out_block(listing.left_out))
 
 
-@source.command("skip", cls=ReportingCommand)
+@source.command("skip", cls=ReportingCommand, short_help="Skip the current content of files.")
 @click.argument("files", nargs=-1, required=True, metavar="[PIPELINE] FILE...")
 @SOURCE
 @pass_console
@@ -86,7 +86,7 @@ def skip(console: Console, /, files: tuple[str, ...], source: str | None) -> Non
     console.result([asdict(file) for file in skipped], _grid(skipped))
 
 
-@source.command("adopt", cls=ReportingCommand)
+@source.command("adopt", cls=ReportingCommand, short_help="Mark every file of a source as loaded.")
 @click.argument("pipeline", type=PATH, default=DEFAULT)
 @pass_console
 def adopt(console: Console, /, pipeline: Path) -> None:

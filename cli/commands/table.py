@@ -38,6 +38,7 @@ def table() -> None:
 @table.command(
     "build",
     cls=ReportingCommand,
+    short_help="Build a table from files.",
     epilog="Example: headrace table build planes.csv --key tailnum --unique -o planes.tbl",
 )
 @click.argument("source", type=PATH)
@@ -78,9 +79,12 @@ def build(console: Console, /, source: Path, out: Path, key: tuple[str, ...], cs
                 **options,
             )
         with table:
-            document = _describe(out, table)
+            document, schema = _describe(out, table), table.schema
     seconds = console.clock() - started
-    console.result({**document, "seconds": seconds}, *_info_blocks(document), Text(f"Built in {seconds:.2f} s"))
+    typeless = f"{source} has no record that shows the types of its columns, so all are string; build the table again"
+    notes = [Text(f"{typeless} when it has records: --overwrite")] if stream.typeless else []
+    blocks = [*_info_blocks(document, schema), *notes, Text(f"Built in {seconds:.2f} s")]
+    console.result({**document, "seconds": seconds}, *blocks)
 
 
 @table.command("info", cls=ReportingCommand)
@@ -92,8 +96,8 @@ def info(console: Console, /, path: Path) -> None:
         console.step(f"opening {path}", left="the table as it was", repair=_after_damage(path)),
         storage.Table.open(path) as table,
     ):
-        document = _describe(path, table)
-    console.result(document, *_info_blocks(document))
+        document, schema = _describe(path, table), table.schema
+    console.result(document, *_info_blocks(document, schema))
 
 
 def _require_table(path: Path) -> None:
@@ -136,7 +140,7 @@ def check(ctx: click.Context, console: Console, /, path: Path) -> None:
     ctx.exit(ExitCode.DAMAGED)
 
 
-@table.command("scan", cls=ReportingCommand)
+@table.command("scan", cls=ReportingCommand, short_help="Print rows in key order.")
 @click.argument("path", metavar="TABLE", type=PATH)
 @click.option("--low", help="First key, VALUE[,VALUE], inclusive.")
 @click.option("--high", help="Last key, VALUE[,VALUE], inclusive.")
@@ -181,7 +185,7 @@ def dump(console: Console, /, path: Path, page: int | None) -> None:
     run_dump(path, page, console)
 
 
-@table.command("compact", cls=ReportingCommand)
+@table.command("compact", cls=ReportingCommand, short_help="Restore the key order on disk and free unused space.")
 @click.argument("path", metavar="TABLE", type=PATH)
 @pass_console
 def compact(console: Console, /, path: Path) -> None:
@@ -238,9 +242,12 @@ def _describe(path: Path, table: storage.Table) -> dict[str, Any]:
     }
 
 
-def _info_blocks(document: dict[str, Any]) -> list[Block]:
+def _info_blocks(document: dict[str, Any], schema: pa.Schema) -> list[Block]:
+    """Return what a table is, with types as a pipeline file has them; the document has Arrow's names, as Python has."""
+    from headrace.pipelines.config import type_name
+
     stats = {name.replace("_", " "): _readable(name, value) for name, value in document["stats"].items()}
-    columns = [(name, kind, "key" if name in document["key"] else "") for name, kind in document["columns"].items()]
+    columns = [(each.name, type_name(each.type), "key" if each.name in document["key"] else "") for each in schema]
     return [Pairs(document["table"], stats), Grid("Columns", ("name", "type", ""), columns)]
 
 

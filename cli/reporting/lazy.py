@@ -12,6 +12,7 @@ import click
 
 from headrace.cli.reporting.console import Console
 from headrace.cli.reporting.exits import guarded, was_interrupted
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,8 @@ class LazyGroup(click.Group):
         """Find the command; for an unknown name, the error lists the valid names."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            ctx.fail(f"there is no command {name!r}; the commands are {', '.join(self.list_commands(ctx))}")
+            names = self.list_commands(ctx)
+            ctx.fail(f"there is no command {name!r}{nearest(name, names)}; the commands are {', '.join(names)}")
         return super().resolve_command(ctx, args)
 
 

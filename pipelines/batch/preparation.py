@@ -49,7 +49,7 @@ from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.tables import add_special_members as add_special_versions
 from headrace.pipelines.history.tables import check_declaration, create_history
 from headrace.pipelines.source.ledger import Ledger
-from headrace.pipelines.spark.frame import FILE
+from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     found = {name: _dimension(config, name) for name in config.dimensions}
     for name, each in found.items():
         if each.table is None:
+            _refuse_shared(config, name)
             refuse_numbering_again(config, name)
     lookups = {item.role: _lookup(item, found[item.dimension]) for item in config.lookups}
     for lookup in lookups.values():
@@ -113,6 +114,17 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
     return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+def _refuse_shared(config: PipelineConfig, name: str) -> None:
+    """Raise an error if a table that does not exist is that of several dimensions: no fact would find a member."""
+    path = config.dimensions[name].path
+    sharing = [other for other, each in config.dimensions.items() if each.path.rstrip("/") == path.rstrip("/")]
+    if len(sharing) > 1:
+        raise DeltaTableError(
+            f"the table {path} that the dimensions {' and '.join(map(repr, sharing))} share does not exist; create it "
+            f"from a source with the natural keys of all: `headrace dimension create {name} SOURCE --pipeline PIPELINE`"
+        )
 
 
 def _transform(config: PipelineConfig) -> Transform | None:
@@ -498,7 +510,7 @@ def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
     key = pa.schema([stream.field(name) for name in declared.key])
     duplicates = Duplicates(key, declared.action, tuple(declared.order_by))
     duplicates.check(stream)
-    return duplicates
+    return replace(duplicates, order_by=(*duplicates.order_by, FILE, RECORD_NUMBER))
 
 
 def _check_names(prepared: Prepared) -> None:

@@ -33,7 +33,7 @@ from headrace.pipelines.config.model import (
     pipeline_of,
     read_document,
 )
-from headrace.pipelines.config.places import apart
+from headrace.pipelines.config.places import apart, other_files, shared_problems, tables_of_dimensions
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
@@ -362,7 +362,10 @@ def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
         problems.append(Problem(("correlate", "state"), text))
         return problems
     sources: dict[DocumentPath, str] = {("sources", name, "path"): each.path for name, each in config.sources.items()}
-    problems += apart(_tables(config), sources, config.checkpoint, config.replicas)
+    problems += apart(
+        _tables(config), sources | other_files(config.dimensions, config.catalog), config.checkpoint, config.replicas
+    )
+    problems += shared_problems(config.dimensions, config.lookups)
     overlap = _overlap(config, folder)
     if overlap:
         text = (
@@ -374,10 +377,14 @@ def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
 
 def _tables(config: CorrelationConfig) -> dict[DocumentPath, str]:
     """Return the path of each table by its place in the file."""
-    tables: dict[DocumentPath, str] = {("sink", "path"): config.sink.path, ("sink", "errors"): config.errors_path}
+    tables: dict[DocumentPath, str] = {
+        ("sink", "path"): config.sink.path,
+        ("sink", "errors"): config.errors_path,
+        ("sink", "errors", "_resolutions"): f"{config.errors_path.rstrip('/')}_resolutions",
+    }
     if config.duplicates is not None:
         tables["sink", "duplicates"] = config.sink.duplicates or f"{config.sink.path.rstrip('/')}_duplicates"
-    return tables | {("dimensions", name, "path"): each.path for name, each in config.dimensions.items()}
+    return tables | tables_of_dimensions(config.dimensions)
 
 
 def _overlap(config: CorrelationConfig, folder: Path) -> str:

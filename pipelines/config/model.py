@@ -28,11 +28,12 @@ from pydantic import (
     PrivateAttr,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
 from headrace.pipelines.config.column_types import canonical
-from headrace.pipelines.config.places import apart
+from headrace.pipelines.config.places import apart, other_files, shared_problems, tables_of_dimensions
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
@@ -115,6 +116,11 @@ Encoding = Annotated[str, AfterValidator(_encoding)]
 Character = Annotated[str, Field(min_length=1, max_length=1)]
 TimeZone = Annotated[str, AfterValidator(_zone)]
 Location = Annotated[str, Field(min_length=1)]
+MissingFields = Annotated[
+    Literal["error", "null"],
+    BeforeValidator(lambda value: "null" if value is None else value),  # YAML reads null without quotes as None
+    WithJsonSchema({"enum": ["error", "null", None]}),
+]
 Target = Literal["unknown", "not_applicable", "invalid", "reject"]
 SpecialValues = dict[str, str | bool | int | float | dt.datetime | dt.date | None]
 Columns = Annotated[list[str], Field(min_length=1)]
@@ -160,7 +166,7 @@ class SourceConfig(Strict):
         default=None,
         description="Columns and fields that the schema does not have; by default an error, but ignored in Parquet",
     )
-    missing_fields: Literal["error", "null"] = Field(
+    missing_fields: MissingFields = Field(
         default="error", description="Columns and fields of the schema that are not there"
     )
     options: dict[str, str | int | float | bool] = Field(
@@ -624,11 +630,10 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
 def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
     """Raise an error before anything is written if tables meet, or if `deltalake` would take another path for one."""
-    tables: dict[DocumentPath, str] = {
-        ("dimensions", name, "path"): item.path for name, item in config.dimensions.items()
-    }
+    tables = tables_of_dimensions(config.dimensions)
     tables["sink", "path"] = config.sink.path
     tables["sink", "errors"] = config.errors_path
+    tables["sink", "errors", "_resolutions"] = config.resolutions_path
     tables["sink", "duplicates"] = config.duplicates_path
     problems = []
     for location, path in tables.items():
@@ -636,6 +641,10 @@ def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
             table_location(path)
         except DeltaTableError as error:
             problems.append(Problem(location, f"{'.'.join(map(str, location))}: {error}"))
-    problems += apart(tables, {("source", "path"): config.source.path}, config.checkpoint, config.replicas)
+    files: dict[DocumentPath, str] = {("source", "path"): config.source.path}
+    problems += apart(
+        tables, files | other_files(config.dimensions, config.catalog), config.checkpoint, config.replicas
+    )
+    problems += shared_problems(config.dimensions, config.lookups)
     if problems:
         raise PipelineFileError(described(problems[:1], places))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["DocumentPath", "InconsistentError", "Places", "Problem", "describe", "described"]
 
 DocumentPath = tuple[str | int, ...]
+_UNLIKE = re.compile(r"([a-z]+)(?:_attributes)?_(?:type|parsing|from)")  # pydantic's names, such as int_parsing
+_EXPECTED = {
+    "bool": "true or false",
+    "date": "a date, such as 9999-12-31",
+    "dict": "fields of its own",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "mapping": "fields of its own",
+    "model": "fields of its own",
+    "string": "text",
+}
 NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes these and"
 
 
@@ -144,8 +157,11 @@ def _reason(item: Any, model: type[BaseModel]) -> str:
             return str(item["ctx"]["error"])
         case "string_pattern_mismatch":
             return f"{NAME_RULE} {_marks_of(item['ctx']['pattern'])}; {item['input']!r} does not"
-        case _:
-            return f"{item['msg'][:1].lower()}{item['msg'][1:]}, not {item['input']!r}"
+        case kind:
+            match = _UNLIKE.match(kind)
+            expected = match and _EXPECTED.get(match[1])
+            told = f"needs {expected}" if expected else f"{item['msg'][:1].lower()}{item['msg'][1:]}"
+            return f"{told}, not {item['input']!r}"
 
 
 def _marks_of(pattern: str) -> str:

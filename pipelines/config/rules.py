@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.config.column_types import arrow_schema, canonical
+from headrace.pipelines.config.column_types import arrow_schema, canonical, type_name
 from headrace.pipelines.config.history import as_of_lookup, declared_history, parents_first, references_of
 from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
@@ -29,6 +29,7 @@ _OUTCOME = "_outcome"
 _INFERRED_FLAG = "is_inferred"
 _INEXACT = ("float", "double")
 _OF_TIMES = ("before_first", "null_time")
+_TIMES = ("date", "timestamp", "timestamp_ntz")
 
 
 def inconsistencies(config: PipelineConfig) -> list[Problem]:
@@ -57,7 +58,8 @@ def _role_problems(config: PipelineConfig) -> list[Problem]:
     for place, lookup in enumerate(config.lookups):
         if lookup.dimension not in config.dimensions:
             known = ", ".join(config.dimensions) or "none"
-            text = f"lookup {lookup.role!r} names dimension {lookup.dimension!r}; the dimensions are {known}"
+            near = nearest(lookup.dimension, list(config.dimensions))
+            text = f"lookup {lookup.role!r} names dimension {lookup.dimension!r}{near}; the dimensions are {known}"
             problems.append(Problem(("lookups", place, "dimension"), text))
         first = seen.setdefault(lookup.role.lower(), lookup.role)
         if any(other.role.lower() == lookup.role.lower() for other in config.lookups[:place]):
@@ -114,10 +116,33 @@ def _time_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Pr
             continue
         try:
             history = declared_history(lookup.dimension, dimension, config.surrogate_key(lookup.dimension))
-            as_of_lookup(history, lookup).check(arrow_schema(dict(stream)))
+            declared = as_of_lookup(history, lookup)
+        except InputError:
+            continue  # reported at the dimension or at the lookup
+        unsuitable = _unsuitable_time(lookup, type_name(history.instant_type), stream)
+        if unsuitable:
+            problems.append(Problem(("lookups", place, "event_time"), unsuitable))
+            continue
+        try:
+            declared.check(arrow_schema(dict(stream)))
         except InputError as error:
             problems.append(Problem(("lookups", place), str(error)))
     return problems
+
+
+def _unsuitable_time(lookup: LookupConfig, instant: str, stream: Mapping[str, str]) -> str:
+    """Return why versions with such bounds cannot be found by the event time; an empty text if they can."""
+    if lookup.event_time is None or lookup.event_time not in stream:
+        return ""
+    kind = canonical(stream[lookup.event_time])
+    suitable = _TIMES if instant == "date" else ("date", instant)
+    if kind in suitable:
+        return ""
+    bounds = f"is not comparable with {instant}, the type of the versions' bounds" if kind in _TIMES else "is no time"
+    return (
+        f"lookup {lookup.role!r}: `event_time` names column {lookup.event_time!r} of type {kind}, which {bounds}; name "
+        f"a column of type {' or '.join(suitable)}, or derive one in `transform`"
+    )
 
 
 def _near(config: PipelineConfig, column: str, stream: Mapping[str, str]) -> str:
@@ -228,9 +253,11 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
         return []
     problems = []
     if sorted(lookup.on.values()) != sorted(dimension.natural_key):
+        unmet = [name for name in dimension.natural_key if name not in lookup.on.values()]
+        wrong = next((name for name in lookup.on.values() if name not in dimension.natural_key), "")
         text = (
-            f"lookup {lookup.role!r} compares {', '.join(lookup.on.values())}, but the natural key of dimension "
-            f"{lookup.dimension!r} is {', '.join(dimension.natural_key)}; name each column once"
+            f"lookup {lookup.role!r} compares {', '.join(lookup.on.values())}{nearest(wrong, unmet)}, but the natural "
+            f"key of dimension {lookup.dimension!r} is {', '.join(dimension.natural_key)}; name each column once"
         )
         problems.append(Problem(("lookups", place, "on"), text))
     if dimension.history is not None:

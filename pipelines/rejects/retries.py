@@ -17,7 +17,7 @@ from headrace.pipelines.errors import RejectedRowsError
 from headrace.pipelines.rejects.rows import OPEN, STATUSES, Selection, rejects
 from headrace.pipelines.source.ledger import RejectedRow
 from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER
-from headrace.storage.records import INEXACT, RecordFileError, original_heading
+from headrace.storage.records import INEXACT, RecordFileError, check_heading, original_heading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["RetrySource", "open_rows", "retry_batches"]
+__all__ = ["RetrySource", "check_headings", "open_rows", "retry_batches"]
 
 _ROWS: Final = 200_000
 _BYTES: Final = 64 << 20
@@ -40,6 +40,34 @@ def open_rows(config: PipelineConfig, selection: Selection) -> pa.Table:
     names = ", ".join(IDENTITY.names)
     with rejects(config, selection, [OPEN]) as found:
         return found.sql(f"SELECT {names}, {size} FROM found ORDER BY {names}").to_arrow_table()  # noqa: S608 - constants
+
+
+def check_headings(config: PipelineConfig, selection: Selection) -> None:
+    """Check that the source, as it is declared now, reads the columns of the files of a selection's open rows.
+
+    Raises
+    ------
+    RejectedRowsError
+        If it refuses the heading of a file. A retry would reject all rows of that file, with this cause in place of
+        their own.
+    """
+    form = record_format(config.source)
+    with rejects(config, selection, [OPEN]) as found:
+        headings = found.execute(
+            "SELECT heading, min(_file), count(DISTINCT _file) - 1, count(*) FROM found WHERE heading IS NOT NULL "
+            "GROUP BY heading ORDER BY min(_file)"
+        ).fetchall()
+    for heading, file, others, rows in headings:
+        try:
+            check_heading(heading, form)
+        except RecordFileError as error:
+            more = f" and {others:,} more file{'s' if others > 1 else ''}" if others else ""
+            raise RejectedRowsError(
+                f"{rows:,} of the selected rows come from {file}{more}, whose columns are not those that are declared "
+                f"now: {error}. Nothing was retried, and the rows keep their causes. Declare the source so that it "
+                "reads these columns too (docs/files.md, 'When a column is renamed'), or leave these rows out: --file "
+                "selects the others"
+            ) from error
 
 
 def retry_batches(rows: pa.Table, most_rows: int = _ROWS, most_bytes: int = _BYTES) -> list[list[RejectedRow]]:

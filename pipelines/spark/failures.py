@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["cause_of", "explained"]
 
 _TRACEBACK = "Traceback (most recent call last)"
-_PYTHON_ERROR = re.compile(r"^(?:\w+\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*)([A-Z]\w*): (.+)$", re.MULTILINE)
 _CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ")
 _BEGINNING, _END = 1200, 800
 
@@ -45,8 +45,9 @@ def cause_of(error: BaseException) -> str:
     traced = next((each for each in (text, str(error)) if _TRACEBACK in each), "")
     raised = _PYTHON_ERROR.findall(traced.rpartition(_TRACEBACK)[2])
     if raised:
-        name, message = raised[-1]
-        return _shortened(f"{message} ({name})")
+        module, name, message = raised[-1]
+        own = module.startswith("headrace.")  # such an error says all in its message
+        return _shortened(message if own else f"{message} ({name})")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return _shortened(_CLASS.sub("", first))

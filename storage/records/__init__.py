@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.storage.records.originals import (
         INEXACT,
         Originals,
+        check_heading,
         original_heading,
         original_records,
         read_originals,
@@ -36,6 +37,7 @@ __all__ = [
     "RecordFileError",
     "RecordFormat",
     "Records",
+    "check_heading",
     "compression_of",
     "infer_columns",
     "kind_of",
@@ -61,6 +63,7 @@ _HOMES = {
     "RecordFileError": "headrace.storage.errors",
     "RecordFormat": "headrace.storage.records.formats",
     "Records": "headrace.storage.records.records",
+    "check_heading": "headrace.storage.records.originals",
     "compression_of": "headrace.storage.records.formats",
     "infer_columns": "headrace.storage.records.inference",
     "kind_of": "headrace.storage.records.formats",

@@ -342,8 +342,8 @@ def _refuse_broken(block: CsvBlock, form: RecordFormat, columns: int, rejected: 
         else:
             where = "the heading" if form.header else "the schema"
             count = int(block.counts[record])
-            reason = (
-                f"{count} field{'s' if count != 1 else ''} where {where} has {columns}; quote a field that holds "
-                f"{form.delimiter!r}"
-            )
+            many = f"quote a field that holds {form.delimiter!r}"
+            few = "write every field, an empty one for null, and quote a field that holds a line break"
+            remedy = many if count > columns else few
+            reason = f"{count} field{'s' if count != 1 else ''} where {where} has {columns}; {remedy}"
         rejected.add(int(record), None, None, reason)

@@ -8,6 +8,7 @@ files, so they pass the same rules as when they arrived; the rules may have chan
 from __future__ import annotations
 
 import base64
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     _Written: TypeAlias = tuple[Path, RecordFormat, NDArray[np.bool_]]
     _Write: TypeAlias = Callable[[Path, "Originals", RecordFormat], _Written]
 
-__all__ = ["INEXACT", "Originals", "original_heading", "original_records", "read_originals"]
+__all__ = ["INEXACT", "Originals", "check_heading", "original_heading", "original_records", "read_originals"]
 
 INEXACT: Final = b""
 _BOM: Final = b"\xef\xbb\xbf"
@@ -115,6 +116,41 @@ def _undecoded(path: StrPath, form: RecordFormat, numbers: Sequence[int], texts:
     return data
 
 
+def check_heading(heading: str, form: RecordFormat) -> None:
+    """Raise an error if original records of files with a heading do not have the columns that are declared now.
+
+    Parameters
+    ----------
+    heading
+        As in `Originals`.
+    form
+        How records are read now.
+
+    Raises
+    ------
+    RecordFileError
+        If columns are missing, not declared or, in Parquet, of a type that does not fit. The message names no file.
+    """
+    if form.kind == "json" or (form.kind == "csv" and not form.header):
+        return
+    write = _parquet_file if form.kind == "parquet" else _text_file
+    without_records = Originals(heading, pa.array([], pa.string()), pa.array([], pa.binary()))
+    with tempfile.TemporaryDirectory(prefix="headrace-records-") as folder:
+        try:
+            path, own_form, _ = write(Path(folder), without_records, form)
+            list(read_records(Piece(str(path)), own_form))
+        except RecordFileError as error:
+            raise RecordFileError(_without_path(error, folder)) from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise RecordFileError(f"its heading is not that of {form.kind}; its file had another format") from error
+
+
+def _without_path(error: RecordFileError, folder: str) -> str:
+    """Return the message of an error about a temporary file without the name of that file."""
+    path = rf"{re.escape(folder)}/records\.[a-z]+"
+    return re.sub(path, "the record", re.sub(rf"^{path}: ", "", str(error)))
+
+
 def read_originals(originals: Originals, form: RecordFormat) -> Iterator[Records]:
     """Parse original records again, each of which gives exactly one row.
 
@@ -155,8 +191,7 @@ def _read(originals: Originals, rows: NDArray[np.int64], form: RecordFormat, wri
             path, own_form, whole = write(Path(folder), some, form)
             found = list(read_records(Piece(str(path)), own_form)) if whole.any() else []
         except RecordFileError as error:
-            reason = str(error).replace(f"{folder}/", "the file of the record, as ")
-            yield from _refused(rows, form, reason)
+            yield from _refused(rows, form, _without_path(error, folder))
             return
         except UnicodeError:
             yield from _refused(rows, form, f"its bytes cannot be read as {form.encoding}")

@@ -312,9 +312,11 @@ def test_changes_that_did_not_apply_can_be_read_and_sent_again(invoke, shop):
     told = invoke("errors", "list").out
     assert "shop has no rejected rows" in told
     assert "did not apply" not in told
-    note = "3 changes of dimension customer did not apply; see `headrace errors show --dimension customer`"
+    shows = "headrace errors show --dimension customer --pipeline pipeline.yml"
+    note = f"3 changes of dimension customer did not apply; see `{shows}`"
     assert note in " ".join(invoke("dimension", "apply", "customer", "changes").out.split())
     assert note in invoke("dimension", "apply", "customer", "changes").out  # the file was applied before
+    assert "status  open" in invoke(*shows.split()[1:]).out
     listed = invoke("errors", "list")
     assert note in listed.out
     assert invoke("errors", "list", "--json").document["changes"] == {"customer": 3}
@@ -336,7 +338,7 @@ def test_changes_that_did_not_apply_are_dismissed_once_a_correct_declaration_app
     invoke("dimension", "apply", "customer", "changes")
     refused = invoke("errors", "retry", "--dimension", "customer", "--all")
     assert refused.code == 2
-    for words in ("apply customer FILE", "apply the same file with --again", "dismiss --dimension customer --all"):
+    for words in ("apply customer FILE", "apply the same file with --again", "dismiss --dimension customer --pipeline"):
         assert words in " ".join(refused.err.split())
     text = (shop / "pipeline.yml").read_text()
     (shop / "pipeline.yml").write_text(

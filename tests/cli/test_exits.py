@@ -123,8 +123,15 @@ def test_success_is_zero():
 def test_an_unknown_command_lists_the_valid_ones(invoke):
     outcome = invoke("jion")
     assert outcome.code == 2
-    assert "there is no command 'jion'" in outcome.err
-    assert "join" in outcome.err.split("the commands are")[1]
+    assert "there is no command 'jion' (did you mean 'join'?); the commands are demo, init, run" in outcome.err
+
+
+def test_the_help_of_every_group_shows_whole_sentences(invoke):
+    groups = [(), ("dimension",), ("errors",), ("source",), ("table",)]
+    for group in groups:
+        lines = invoke(*group, "--help").out.partition("Commands:")[2].splitlines()
+        assert len(lines) > 3, group
+        assert [line for line in lines if line.endswith("...")] == [], group
 
 
 @pytest.mark.parametrize(

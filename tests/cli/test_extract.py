@@ -59,7 +59,8 @@ def test_the_example_of_a_page_is_made_and_extracted_as_it_is_printed(invoke, tm
     text = (ROOT / page).read_text()
     (program,) = re.findall(r"    \$ python -c \"(.*?)\"\n", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "-c", program], check=True)
+    for _ in range(2):  # a reader may repeat it
+        subprocess.run([sys.executable, "-c", program], check=True)
     printed = re.findall(r"    \$ headrace (extract sqlite:///shop.db .*)\n((?:    [^$].*\n)+)", text)
     assert printed
     for command, output in printed:

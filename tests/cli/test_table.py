@@ -47,10 +47,21 @@ def test_build_reports_what_the_table_became(tmp_path, source, invoke):
     assert document["columns"] == {"k": "int64", "name": "string", "day": "date32[day]", "raw": "binary"}
 
 
+@pytest.mark.parametrize(("text", "told"), [("code,name\n", True), ("code,name\n1,a\n", False)])
+def test_a_build_without_rows_tells_that_no_row_shows_the_types(tmp_path, invoke, text, told):
+    (tmp_path / "a.csv").write_text(text)
+    outcome = invoke("table", "build", tmp_path / "a.csv", "--key", "code", "-o", tmp_path / "t")
+    assert outcome.code == 0
+    shown = "has no record that shows the types of its columns, so all are string; build the table again when it has"
+    assert (shown in outcome.out) is told
+
+
 def test_info_shows_schema_and_size(table, invoke):
     outcome = invoke("table", "info", table)
     assert outcome.code == 0
     assert "rows per leaf" in outcome.out
+    columns = dict(line.split()[:2] for line in outcome.out.partition("Columns\n")[2].splitlines()[2:])
+    assert columns == {"k": "bigint", "name": "string", "day": "date", "raw": "binary"}
     assert invoke("table", "info", table, "--json").document["stats"]["unique"] is True
 
 
@@ -123,7 +134,7 @@ def test_a_reader_that_has_had_enough_is_no_failure(tmp_path, invoke):
 def test_a_bound_that_is_no_key_is_named(table, invoke):
     outcome = invoke("table", "scan", table, "--low", "x")
     assert outcome.code == 1
-    assert "'x' is no int64, the type of key column 'k'" in outcome.err
+    assert "'x' is no bigint, the type of key column 'k'" in outcome.err
 
 
 def test_dump_lists_the_pages(table, invoke):

@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from deltalake import DeltaTable
 from history_scenario import Orders, first_changes, random_changes, random_orders
 
 from headrace.etl.history import inferred_entries, violations
+from headrace.pipelines.changes import apply_files
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.errors import BatchError, PipelineFileError
 from headrace.pipelines.runner import run
@@ -58,6 +60,42 @@ def test_facts_meet_the_version_of_their_event_time(tmp_path, shards):
         assert outcomes == {"matched", "late", "inferred", "unknown"}
         assert result.total("loaded") + result.total("rejected") == 200
         assert consistent(world.members) == ()
+
+
+@spark
+@pytest.mark.usefixtures("spark")
+def test_a_time_has_the_day_in_utc_and_a_local_day_may_be_derived(tmp_path):
+    """The example of docs/dimensions.md: half an hour after midnight in Oslo, on the day of a move."""
+    times = {"utc": "at", "derived": "day", "written": "wall"}
+    document = {
+        "name": "orders",
+        "source": {
+            "format": "csv", "path": "in", "time_zone": "Europe/Oslo",
+            "schema": {"order": "bigint", "customer": "bigint", "at": "timestamp", "wall": "timestamp_ntz"},
+        },
+        "transform": [{"derive": {"day": "cast(from_utc_timestamp(at, 'Europe/Oslo') as date)"}}],
+        "dimensions": {
+            "customer": {
+                "path": "w/customer", "natural_key": ["id"], "columns": {"id": "bigint", "city": "string"}, "shards": 1,
+                "history": {"effective": "since", "effective_type": "date"},
+            }
+        },
+        "lookups": [
+            {"dimension": "customer", "role": role, "on": {"customer": "id"}, "event_time": time, "carry": ["city"]}
+            for role, time in times.items()
+        ],
+        "sink": {"path": "w/facts"},
+        "replicas": "replicas",
+    }  # fmt: skip
+    pipeline = tmp_path / "pipeline.yml"
+    pipeline.write_text(yaml.safe_dump(document))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.csv").write_text("order,customer,at,wall\n1,7,2024-05-02 00:30:00,2024-05-02 00:30:00\n")
+    (tmp_path / "moves.csv").write_text("id,city,since\n7,Oslo,2024-01-01\n7,Bergen,2024-05-02\n")
+    apply_files(load_pipeline(pipeline), "customer", tmp_path / "moves.csv")
+    run(pipeline)
+    (fact,) = DeltaTable(str(tmp_path / "w/facts")).to_pyarrow_table().to_pylist()
+    assert {role: fact[f"{role}_city"] for role in times} == {"utc": "Oslo", "derived": "Bergen", "written": "Bergen"}
 
 
 @spark

@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 
 import jsonschema
+import pyarrow as pa
 import pytest
 import yaml
 
 import headrace.pipelines
+from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.config.model import json_schema, load_pipeline
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.dimension.tables import create_dimension
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 
 GOOD = """
 name: flights
@@ -71,11 +74,28 @@ def put(document, keys, path):
         ("sink.duplicates", "w/facts_errors", "sink.duplicates", "sink.errors"),
         ("checkpoint", "w/facts/checkpoint", "checkpoint", "sink.path"),
         ("replicas", "w/dim_plane", "replicas", "dimensions.plane.path"),
+        ("sink.duplicates", "w/facts_errors_resolutions/", "sink.duplicates", "sink.errors (<path>_resolutions)"),
+        ("dimensions.plane.path", "w/facts_duplicates/", "sink.duplicates", "dimensions.plane.path"),
+        ("sink.errors", "w/dim_agent_errors", "sink.errors", "dimensions.agent.path (<path>_errors)"),
+        ("sink.path", "w/dim_agent_moved", "sink.path", "dimensions.agent.path (<path>_moved)"),
+        ("dimensions.agent.changes", "w/facts/changes", "dimensions.agent.changes", "sink.path"),
+        ("catalog", "sqlite:///w/facts/runs.db", "catalog", "sink.path"),
     ],
 )
 def test_tables_and_folders_that_meet_are_refused(tmp_path, keys, path, name, owner):
-    message = refused(tmp_path, lambda d: put(d, keys.split("."), path))
-    assert re.search(rf"{name}: \S+ is the table of {owner}, or lies in its folder; name a folder of its own", message)
+    def change(document):
+        columns = {"code": "string", "city": "string"}
+        history = {"effective": "since"}
+        document["dimensions"]["agent"] = {
+            "path": "w/dim_agent", "natural_key": ["code"], "columns": columns, "history": history
+        }  # fmt: skip
+        put(document, keys.split("."), path)
+
+    message = refused(tmp_path, change)
+    told = (
+        rf"{re.escape(name)}: \S+ is the table of {re.escape(owner)}, or lies in its folder; name a folder of its own"
+    )
+    assert re.search(told, message)
 
 
 def test_a_table_of_another_file_system_meets_others_too(tmp_path):
@@ -89,9 +109,58 @@ def test_a_table_of_another_file_system_meets_others_too(tmp_path):
 def test_dimensions_may_share_a_table_and_a_source_may_have_one_below(tmp_path):
     def change(document):
         document["dimensions"]["again"] = {**document["dimensions"]["plane"], "natural_key": ["serial"]}
+        document["lookups"][0]["policy"] = "unknown"
         document["sink"]["path"] = "in/w/facts"
 
     load_pipeline(changed(tmp_path, change))
+
+
+@pytest.mark.parametrize("path", ["w/dim_plane", "w/dim_plane/", "./w/../w//dim_plane", "ABSOLUTE"])
+def test_two_dimensions_with_one_table_and_one_key_are_refused(tmp_path, path):
+    def change(document):
+        place = str(tmp_path / "w/dim_plane") if path == "ABSOLUTE" else path
+        document["dimensions"]["again"] = {**document["dimensions"]["plane"], "path": place}
+
+    message = refused(tmp_path, change)
+    told = "the dimensions 'plane' and 'again' have the same table, "
+    assert f"{told}{tmp_path / 'w/dim_plane'}, and the same natural key; declare one dimension" in message
+
+
+def test_a_shared_table_that_is_missing_names_the_command_that_creates_it(tmp_path):
+    def change(document):
+        columns = {"tailnum": "string", "serial": "string"}
+        plane = {**document["dimensions"]["plane"], "surrogate_key": "plane_key", "columns": columns}
+        document["dimensions"] = {"plane": plane, "again": {**plane, "natural_key": ["serial"]}}
+        document["lookups"][0]["policy"] = "unknown"
+        document["lookups"].append({"dimension": "again", "role": "again", "on": {"tail": "serial"}})
+
+    config = load_pipeline(changed(tmp_path, change))
+    told = "dimensions 'plane' and 'again' share does not exist; .* `headrace dimension create plane SOURCE"
+    with pytest.raises(DeltaTableError, match=told):
+        check_pipeline(config, 1)
+    create_dimension(config, "plane", pa.table({"tailnum": ["N1"], "serial": ["7"]}))
+    check_pipeline(config, 1)
+
+
+def test_a_shared_table_takes_no_inferred_members_and_no_history(tmp_path):
+    def shared(document, **more):
+        document["dimensions"]["again"] = {
+            **document["dimensions"]["plane"], "columns": {"serial": "string"}, "natural_key": ["serial"], **more
+        }  # fmt: skip
+
+    assert "members that facts infer, which would lack the other natural key" in refused(tmp_path, shared)
+    message = refused(tmp_path, lambda document: shared(document, history={"effective": "since"}))
+    assert "'plane' and 'again' have the same table" in message
+    assert "and a history, which has a table of its own" in message
+
+
+def test_tables_of_another_file_system_are_compared_without_their_last_slash(tmp_path):
+    def change(document):
+        plane = document["dimensions"]["plane"]
+        plane["path"] = "s3a://bucket/plane"
+        document["dimensions"]["again"] = {**plane, "path": "s3a://bucket/plane/"}
+
+    assert "the dimensions 'plane' and 'again' have the same table" in refused(tmp_path, change)
 
 
 def test_a_link_to_another_file_system_stays(tmp_path):
@@ -112,7 +181,22 @@ def test_a_link_to_another_file_system_stays(tmp_path):
         (lambda d: d["source"].update(time_zone="Mars/Olympus"), ("source.time_zone", "Mars/Olympus")),
         (lambda d: d.update(deadline="5 parsecs"), ("deadline", "parsecs", "ms")),
         (lambda d: d.update(memory="lots"), ("memory", "'lots'", "MiB")),
-        (lambda d: d["lookups"][0].update(dimension="plan"), ("'plan'", "plane")),
+        (lambda d: d["lookups"][0].update(dimension="plan"), ("'plan' (did you mean 'plane'?); the dimensions are",)),
+        (
+            lambda d: d["lookups"][0].update(on={"tail": "tailnumber"}),
+            ("compares tailnumber (did you mean 'tailnum'?), but", "is tailnum"),
+        ),
+        (
+            lambda d: d.update(trigger={"max_files": "many"}),
+            ("trigger.max_files: needs a whole number, not 'many'",),
+        ),
+        (lambda d: d["source"].update(path=""), ("source.path: string should have at least 1 character, not ''",)),
+        (lambda d: d["source"].update(recursive="maybe"), ("source.recursive: needs true or false, not 'maybe'",)),
+        (lambda d: d.update(sink="w/facts"), ("sink: needs fields of its own, not 'w/facts'",)),
+        (
+            lambda d: d["dimensions"]["plane"].update(natural_key="tailnum"),
+            ("natural_key: needs a list, not 'tailnum'",),
+        ),
         (lambda d: d["lookups"][0].update(on={"tale": "tailnum"}), ("'tale'", "id, tail, at")),
         (lambda d: d.update(duplicates={"key": ["nope"]}), ("duplicates", "'nope'")),
         (lambda d: d["lookups"].append(d["lookups"][0]), ("two lookups", "'plane'")),
@@ -243,6 +327,13 @@ def test_the_json_schema_in_the_package_is_current():
     assert kept == json_schema(), "write json_schema() to pipelines/pipeline.schema.json"
 
 
+@pytest.mark.parametrize("value", ["null", "'null'", "~"])
+def test_missing_fields_may_be_null_with_or_without_quotes(tmp_path, value):
+    text = GOOD.replace("path: in", f"path: in\n  missing_fields: {value}")
+    assert load_pipeline(write(tmp_path, text)).source.missing_fields == "null"
+    jsonschema.validate(yaml.safe_load(text.replace(" on:", " 'on':")), json.loads(json_schema()))
+
+
 def test_the_json_schema_takes_what_the_reader_takes():
     jsonschema.validate(yaml.safe_load(GOOD.replace(" on:", " 'on':")), json.loads(json_schema()))
 
@@ -290,7 +381,7 @@ def test_another_value_than_text_is_refused_with_its_line_and_the_remedy(tmp_pat
     with pytest.raises(PipelineFileError) as caught:
         load_pipeline(file)
     remedy = re.fullmatch(
-        r".*, line 8, column 5: source.nulls.1: input should be a valid string, not .*; "
+        r".*, line 8, column 5: source.nulls.1: needs text, not .*; "
         r"if this is text, write it in quotes: (.*)",
         str(caught.value),
     )
@@ -336,5 +427,5 @@ def test_an_option_of_an_earlier_release_keeps_the_text_of_a_null(tmp_path):
         return load_pipeline(write(tmp_path, GOOD.replace("path: in", f"path: in\n  options: {{nullValue: {text}}}")))
 
     assert loaded("0x1F").source.nulls == ["0x1F"]
-    with pytest.raises(PipelineFileError, match=r"source.nulls.0: input should be a valid string, not True"):
+    with pytest.raises(PipelineFileError, match=r"source.nulls.0: needs text, not True"):
         loaded("true")

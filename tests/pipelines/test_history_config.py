@@ -1,12 +1,14 @@
 """The block `history` of a dimension in a pipeline file, and the declaration that it becomes."""
 
 import datetime as dt
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import yaml
 
 from headrace.etl.history import History
+from headrace.etl.history.declaration import DELETES, UPSERTS
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.config.model import HistoryConfig, load_pipeline
@@ -65,6 +67,13 @@ def test_every_field_arrives(tmp_path):
     assert history == History(history.dimension, effective="since", **(tuples | types))
 
 
+def test_every_field_and_the_words_of_operation_are_documented():
+    page = (Path(__file__).parents[2] / "docs/dimensions.md").read_text()
+    table = page.partition("### The fields of history\n")[2].partition("\n### ")[0]
+    assert {name for name in HistoryConfig.model_fields if f"`{name}`" not in table} == set()
+    assert f"`[{', '.join(UPSERTS)}]`; `[{', '.join(DELETES)}]`" in table
+
+
 def test_the_block_has_the_fields_of_the_declaration():
     assert set(HistoryConfig.model_fields) == {*History.__dataclass_fields__, "parents"} - {"dimension", "special"}
 
@@ -73,6 +82,46 @@ def test_an_attribute_that_is_not_there(tmp_path):
     message = refused(tmp_path, type_1=["fax"])
     assert "line 20, column 5" in message
     assert "no attribute 'fax'; it has city, phone, load" in message
+
+
+def test_a_mistake_in_a_history_or_its_lookup_is_told_once(tmp_path):
+    assert refused(tmp_path, type_1=["fax"]).count("line ") == 1
+    (tmp_path / "pipeline.yml").write_text(BASE.replace("{customer: id}", "{customer: idd}"))
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(tmp_path / "pipeline.yml")
+    assert str(caught.value).count("line ") == 1
+    assert "lookup 'customer' compares idd (did you mean 'id'?), but the natural key" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("effective_type", "column", "told"),
+    [
+        ("date", "order", "of type bigint, which is no time; name a column of type date or timestamp or timestamp_ntz"),
+        ("timestamp", "order", "of type bigint, which is no time; name a column of type date or timestamp, or"),
+        ("timestamp", "local", "of type timestamp_ntz, which is not comparable with timestamp, the type"),
+        ("timestamp_ntz", "at", "of type timestamp, which is not comparable with timestamp_ntz, the type"),
+    ],
+)
+def test_an_event_time_of_an_unsuitable_type_names_lookup_option_and_the_types_that_work(
+    tmp_path, effective_type, column, told
+):
+    def config_with(event_time):
+        document = yaml.load(BASE, Loader=yaml.BaseLoader)
+        document["source"]["schema"] |= {"at": "timestamp", "local": "timestamp_ntz"}
+        document["dimensions"]["customer"]["history"]["effective_type"] = effective_type
+        document["lookups"][0]["event_time"] = event_time
+        (tmp_path / "pipeline.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+        return load_pipeline(tmp_path / "pipeline.yml")
+
+    with pytest.raises(PipelineFileError) as caught:
+        config_with(column)
+    message = str(caught.value)
+    assert f"lookup 'customer': `event_time` names column {column!r} {told}" in message
+    assert message.endswith(", or derive one in `transform`")
+    advised = message.partition("name a column of type ")[2].partition(", or derive")[0].split(" or ")
+    assert len(advised) == (3 if effective_type == "date" else 2)
+    for kind in advised:
+        config_with({"date": "day", "timestamp": "at", "timestamp_ntz": "local"}[kind])
 
 
 def test_an_attribute_without_type(tmp_path):

@@ -154,6 +154,53 @@ def test_killed_workers_are_replaced(world, rng):
     world.check()
 
 
+def test_of_equal_duplicates_the_first_by_file_and_record_is_kept(tmp_path):
+    document = {
+        "name": "ties",
+        "source": {"format": "csv", "path": "in", "schema": {"id": "bigint", "N": "int", "A": "string"}},
+        "duplicates": {"key": ["id"], "order_by": ["N"], "shards": 1},
+        "sink": {"path": "w/facts"},
+        "replicas": "replicas",
+    }
+    (tmp_path / "pipeline.yml").write_text(yaml.safe_dump(document))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/2.csv").write_text("id,N,A\n1,5,a\n2,5,z\n2,5,a\n3,4,z\n4,,a\n")
+    (tmp_path / "in/1.csv").write_text("id,N,A\n1,5,z\n3,5,a\n4,5,z\n")
+    run(tmp_path / "pipeline.yml")
+    facts = DeltaTable(str(tmp_path / "w/facts")).to_pyarrow_table().to_pylist()
+    assert sorted((fact["id"], fact["N"], fact["A"]) for fact in facts) == [
+        (1, 5, "z"),
+        (2, 5, "z"),
+        (3, 4, "z"),
+        (4, 5, "z"),
+    ]
+
+
+def test_a_run_that_fails_in_a_later_batch_has_the_totals_of_those_before(world, rng):
+    for _ in range(3):
+        world.add_file(random_rows(rng, 10, 1), ["broken"])
+    crash = Crash("before facts", 2)
+    with pytest.raises(BatchError) as failed:
+        run(world.pipeline, hook=crash.hook, on_batch=crash.on_batch)
+    (told,) = failed.value.__notes__
+    with Catalog(load_pipeline(world.pipeline).catalog) as catalog:
+        (last,) = catalog.runs("flights")
+        batches = catalog.batches(last.id)
+    assert len(batches) == 2
+    rows, loaded, dropped, rejected, members = (
+        sum(getattr(each, name) for each in batches)
+        for name in ("rows_in", "loaded", "dropped", "rejected", "new_members")
+    )
+    assert 0 < loaded < rows == loaded + dropped + rejected
+    assert told == (
+        f"2 batches: {rows} rows in, {loaded} loaded, {dropped} duplicates dropped, 0 duplicates routed, {rejected} "
+        f"rejected, {members} new members"
+    )
+    with pytest.raises(BatchError) as failed:
+        run(world.pipeline, hook=Crash("before facts", 0).hook)
+    assert not hasattr(failed.value, "__notes__")
+
+
 def test_the_policy_fail_stops_the_run_and_nothing_is_written(tmp_path):
     world = World(tmp_path / "world")
     text = world.pipeline.read_text().replace("policy: reject", "policy: fail")

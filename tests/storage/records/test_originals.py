@@ -1,6 +1,7 @@
 """Original records survive their file: what is parsed again equals what the file gave, record by record."""
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
@@ -11,7 +12,10 @@ from headrace.storage.records import (
     INEXACT,
     Originals,
     Piece,
+    RecordFileError,
     RecordFormat,
+    check_heading,
+    original_heading,
     original_records,
     read_originals,
     read_records,
@@ -110,3 +114,21 @@ def test_a_heading_that_is_not_known_or_does_not_match_rejects_its_records(tmp_p
     (other,) = parsed(read_originals(Originals("amount,id,nom", texts, data), form)).values()
     assert "column 'name' is missing" in other[1][0][1]
     assert str(tmp_path.parent.parent) not in other[1][0][1]
+    assert "records.csv" not in other[1][0][1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_a_heading_is_checked_as_that_of_a_file(tmp_path, kind):
+    heading = original_heading(written(tmp_path, kind), RecordFormat(kind, COLUMNS)) or ""
+    check_heading(heading, RecordFormat(kind, COLUMNS))
+    renamed = RecordFormat(kind, COLUMNS.set(2, pa.field("total", pa.decimal128(8, 2))))
+    if kind == "json":
+        check_heading(heading, renamed)  # each record has names of its own
+        return
+    with pytest.raises(RecordFileError, match=r"^column 'total' is missing") as refused:
+        check_heading(heading, renamed)
+    assert "records." not in str(refused.value)
+    check_heading(heading, replace(renamed, missing_fields="null", unknown_fields="ignore"))
+    check_heading(heading, replace(renamed, header=kind == "parquet", missing_fields="null"))
+    with pytest.raises(RecordFileError):
+        check_heading(heading, RecordFormat("csv" if kind == "parquet" else "parquet", COLUMNS))
