@@ -17,7 +17,9 @@ if TYPE_CHECKING:
         create_dimension,
         describe_dimension,
         find_members,
+        member_columns,
         plan_repair,
+        refuse_creation,
     )
 
 __all__ = [
@@ -33,7 +35,9 @@ __all__ = [
     "drop_column",
     "find_members",
     "inferred_members",
+    "member_columns",
     "plan_repair",
+    "refuse_creation",
     "repair_dimension",
     "source_types",
     "widen_column",
@@ -52,7 +56,9 @@ __getattr__ = lazy_exports(
             "create_dimension",
             "describe_dimension",
             "find_members",
+            "member_columns",
             "plan_repair",
+            "refuse_creation",
         ),
     },
 )

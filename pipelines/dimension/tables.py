@@ -43,8 +43,10 @@ __all__ = [
     "declared_dimension",
     "describe_dimension",
     "find_members",
+    "member_columns",
     "opened_dimension",
     "plan_repair",
+    "refuse_creation",
     "replicated",
 ]
 
@@ -128,6 +130,37 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     DimensionError
         If a natural key is null or occurs twice, or a value does not fit the type of its column.
     """
+    refuse_creation(config, name)
+    path = _declared(config, name).path
+    schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
+    dimension = declared_dimension(config, name, schema)
+    label = f"dimension {name!r}"
+    missing = [
+        each
+        for each in dimension.schema.names
+        if each not in rows.column_names and each not in dimension.spellings.values()
+    ]
+    if missing:
+        near = nearest(missing[0], rows.column_names)
+        raise DeltaTableError(
+            f"{label}: the source has no column {missing[0]!r}{near}; it has {', '.join(rows.column_names)}"
+        )
+    refuse_twins(dimension.table_schema.names, label)
+    refuse_float_keys(dimension.key_schema, label)
+    _refuse_long_members(config, dimension, rows)
+    members = write_dimension(path, dimension, rows)
+    remember_greatest_key(path, members)
+    return describe_dimension(config, name)
+
+
+def refuse_creation(config: PipelineConfig, name: str) -> None:
+    """Refuse to create a dimension that has a history or a table, or whose members facts refer to.
+
+    Raises
+    ------
+    DeltaTableError
+        Says what to do instead.
+    """
     path = _declared(config, name).path
     if _declared(config, name).history is not None:
         raise OtherCommandError(
@@ -142,15 +175,17 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             "that the next run loads all files again"
         )
     refuse_numbering_again(config, name)
-    schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
-    dimension = declared_dimension(config, name, schema)
-    label = f"dimension {name!r}"
-    refuse_twins(dimension.table_schema.names, label)
-    refuse_float_keys(dimension.key_schema, label)
-    _refuse_long_members(config, dimension, rows)
-    members = write_dimension(path, dimension, rows)
-    remember_greatest_key(path, members)
-    return describe_dimension(config, name)
+
+
+def member_columns(config: PipelineConfig, name: str) -> tuple[pa.Schema | None, tuple[str, ...]]:
+    """Return the columns of files of members, and those of them that files may lack: spellings of natural keys.
+
+    None stands for the columns that the files have.
+    """
+    declared = _declared(config, name)
+    if declared.columns is None:
+        return None, ()
+    return arrow_schema(declared.columns), tuple(spellings(declared).values())
 
 
 def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:

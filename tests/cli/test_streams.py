@@ -118,7 +118,7 @@ BAD = {
     "no header": (lambda path: (path.mkdir(), write(path / "a.csv", "")), "does not begin with a line of column names"),
     "text that is not UTF-8": (
         lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n1,M\xfcller\n")),
-        r"a\.csv, record 2 .*, column 'b': 'M\\\\xfcller' is not UTF-8 \(byte 0xfc\)",
+        r"a\.csv, record 2 .*, column 'b': 'M\\xfcller' is not UTF-8 \(byte 0xfc\)",
     ),
     "text that is not UTF-8 behind a mebibyte": (
         lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n" + b"1,b\n" * 400_000 + b"1,\xfc\n")),
