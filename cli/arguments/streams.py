@@ -234,9 +234,7 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     return FileStream(files, kind, schema, None, known, lambda file: _explained(file, known, form), typeless, whole)
 
 
-def _declared(
-    files: tuple[Path, ...], kind: Kind, form: CsvFormat, settings: Settings, batch_rows: int
-) -> FileStream:
+def _declared(files: tuple[Path, ...], kind: Kind, form: CsvFormat, settings: Settings, batch_rows: int) -> FileStream:
     """Return files that have the columns that a pipeline declares."""
     assert settings.columns is not None
     known = _text_form(files[0], kind, form)

@@ -41,6 +41,7 @@ COMMITTED = ("after changes", "before errors", "before moved")  # steps of an ap
     places={
         "restate": "headrace.cli.commands.restate:restate",
         "inferred": "headrace.cli.commands.dimension_columns:inferred",
+        "complete": "headrace.cli.commands.dimension_columns:complete",
         "add-column": "headrace.cli.commands.dimension_columns:add_column",
         "widen-column": "headrace.cli.commands.dimension_columns:widen_column",
         "drop-column": "headrace.cli.commands.dimension_columns:drop_column",
@@ -61,7 +62,9 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, memb
     """Create the Delta table of dimension NAME from SOURCE: CSV, JSON lines, or Parquet; a file or a folder.
 
     SOURCE must have the columns that the pipeline file declares for the dimension. Text is read as that of the
-    pipeline's source (encoding, decimal mark, dates, ...); options override this. Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
+    pipeline's source (encoding, decimal mark, dates, ...); options override this.
+
+    Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
     import pyarrow as pa
 

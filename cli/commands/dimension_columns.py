@@ -1,4 +1,4 @@
-"""`headrace dimension add-column | widen-column | drop-column | inferred`: columns and inferred members."""
+"""`headrace dimension add-column | widen-column | drop-column | inferred | complete`: columns and inferred members."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.arguments.options import PATH, ReportingCommand, member_options, pass_console, pipeline_option
+from headrace.cli.commands.rejects import pipeline_words
 from headrace.cli.reporting.begun import Begun
 from headrace.cli.reporting.blocks import Block, Grid, Pairs, Text, counted
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.cli.reporting.console import Console
     from headrace.pipelines.dimension import ColumnChange
 
-__all__ = ["add_column", "drop_column", "inferred", "widen_column"]
+__all__ = ["add_column", "complete", "drop_column", "inferred", "widen_column"]
 
 UNCHANGED = "the columns as they were"
 
@@ -127,17 +128,58 @@ def inferred(console: Console, /, name: str, *, limit: int, pipeline: Path) -> N
     from headrace.pipelines.dimension import inferred_members
 
     with console.step(f"reading dimension {name}", left="the dimension as it was", pipeline=pipeline):
-        found = inferred_members(load_pipeline(pipeline), name, None if console.json_mode else limit)
+        config = load_pipeline(pipeline)
+        found = inferred_members(config, name, None if console.json_mode else limit)
+        history = config.dimensions[name].history is not None
     members = table_objects(found.members)
     document = {"dimension": name, "version": found.version, "inferred": found.total, "members": members}
     if not found.total:
         console.result(document, Text(f"dimension {name} has no inferred members"))
         return
     rows = table_rows(found.members)
+    completing = "apply" if history else "complete"
+    advice = Text(
+        f"Their records complete them: headrace dimension {completing} {name} SOURCE{pipeline_words(pipeline)}"
+    )
     title = f"{counted(found.total, 'inferred member')} of dimension {name}"
     more = (
         [Text(f"and {found.total - len(rows):,} more; --limit shows more, --json all")]
         if found.total > len(rows)
         else []
     )
-    console.result(document, Grid(title, found.members.column_names, rows), *more)
+    console.result(document, Grid(title, found.members.column_names, rows), *more, advice)
+
+
+@click.command("complete", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("source", type=PATH)
+@pipeline_option
+@member_options
+@pass_console
+def complete(console: Console, /, name: str, source: Path, *, pipeline: Path, members: Members) -> None:
+    """Give the inferred members of dimension NAME, which has no history, their records from SOURCE, in one commit.
+
+    SOURCE has the natural key and all attributes, like that of `create`. A record without a member is refused, and so
+    is one that differs from a member that is not inferred; one that its member has already changes nothing.
+    """
+    import pyarrow as pa
+
+    from headrace.cli.arguments.streams import Settings, open_stream
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import complete_members, completing_columns
+
+    with console.step(f"completing members of dimension {name}", left="the dimension as it was", pipeline=pipeline):
+        config = load_pipeline(pipeline)
+        settings = Settings(
+            config.source, completing_columns(config, name), declared_in="the pipeline file, or the table,"
+        )
+        stream = open_stream(source, csv=members(settings))
+        with console.progress("read", total=stream.rows):
+            rows = pa.Table.from_batches(stream.batches(), stream.schema)
+        with stream.placing():
+            done = complete_members(config, name, rows)
+    counts = {key.replace("_", " "): value for key, value in asdict(done).items() if key != "dimension"}
+    carried = any(item.carry for item in config.lookups if item.dimension == name)
+    check = f"`headrace dimension check {name}{pipeline_words(pipeline)}` counts facts that carry earlier values"
+    notes = [Text(check)] if carried and done.completed else []
+    console.result(asdict(done), Pairs(f"Dimension {name}", counts), *notes)

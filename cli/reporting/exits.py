@@ -123,7 +123,9 @@ def _correction(error: BaseException, step: Step, path: str) -> str:
     from headrace.cli.reporting.errors import ArgumentsError
     from headrace.pipelines.errors import RejectedRowsError, SnapshotOptionsError, UnknownDimensionError
 
-    if isinstance(error, ArgumentsError | SnapshotOptionsError):  # the same command would fail again, whatever its files hold
+    if isinstance(
+        error, ArgumentsError | SnapshotOptionsError
+    ):  # the same command would fail again, whatever its files hold
         return f"correct the command; its arguments: {path} --help"
     of_command = step.pipeline is None  # else the pipeline file gives what does not fit
     if isinstance(error, UnknownDimensionError | RejectedRowsError) or (of_command and _may_be_of_arguments(error)):

@@ -9,6 +9,7 @@ from headrace.pipelines._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.pipelines.dimension.check import Finding, Repair, Repaired
     from headrace.pipelines.dimension.columns import ColumnChange, add_column, drop_column, source_types, widen_column
+    from headrace.pipelines.dimension.completing import Completion, complete_members, completing_columns
     from headrace.pipelines.dimension.inferred import inferred_members
     from headrace.pipelines.dimension.repairing import repair_dimension
     from headrace.pipelines.dimension.tables import (
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ColumnChange",
+    "Completion",
     "DimensionSummary",
     "Finding",
     "Repair",
     "Repaired",
     "add_column",
     "check_dimension",
+    "complete_members",
+    "completing_columns",
     "create_dimension",
     "describe_dimension",
     "drop_column",
@@ -48,6 +52,7 @@ __getattr__ = lazy_exports(
     {
         "check": ("Finding", "Repair", "Repaired"),
         "columns": ("ColumnChange", "add_column", "drop_column", "source_types", "widen_column"),
+        "completing": ("Completion", "complete_members", "completing_columns"),
         "inferred": ("inferred_members",),
         "repairing": ("repair_dimension",),
         "tables": (

@@ -13,7 +13,7 @@ from headrace.etl.ranking import key_text, rank_rows
 from headrace.pipelines.config.column_types import arrow_type, type_name
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_twins, takes_files
-from headrace.pipelines.delta.tables import refuse_far_times
+from headrace.pipelines.delta.tables import first_cause, refuse_far_times
 from headrace.pipelines.dimension.schema_changes import SchemaChange, change_schema, is_wider
 from headrace.pipelines.dimension.tables import declared_dimension, opened_dimension
 from headrace.pipelines.errors import DeltaTableError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.etl import Dimension
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["ColumnChange", "add_column", "drop_column", "source_types", "widen_column"]
+__all__ = ["ColumnChange", "add_column", "checked_keys", "drop_column", "source_types", "widen_column"]
 
 _ATTEMPTS: Final = 20
 _NAMED: Final = 5
@@ -255,14 +255,7 @@ def _checked_source(config: PipelineConfig, name: str, column: str, kind: pa.Dat
     missing = [each for each in (*dimension.natural_key, column) if each not in rows.column_names]
     if missing:
         raise DeltaTableError(f"the source has no column {missing[0]!r}; it has {', '.join(rows.column_names)}")
-    dimension.check_stream({each: rows.schema.field(each).type for each in dimension.natural_key})
-    conformed = dimension.conform_key([rows.column(each) for each in dimension.natural_key])
-    keys = [key.values for key in conformed]
-    for each, key in zip(dimension.natural_key, keys, strict=True):
-        if key.null_count:
-            row = pc.index(key.is_null(), pa.scalar(value=True)).as_py()
-            raise DeltaTableError.of_row(row, partial(_without_key, each))
-    _refuse_repeated(keys)
+    keys = checked_keys(dimension, rows)
     try:
         values = plain(rows.column(column), kind)
     except pa.ArrowException as error:
@@ -271,6 +264,25 @@ def _checked_source(config: PipelineConfig, name: str, column: str, kind: pa.Dat
         ) from error
     refuse_far_times(pa.table({column: values}), "the source")
     return pa.table([*keys, values], names=[*_key_names(dimension), "value"])
+
+
+def checked_keys(dimension: Dimension, rows: pa.Table) -> list[pa.Array]:
+    """Return the normalized natural keys of source rows.
+
+    Raises
+    ------
+    DeltaTableError
+        If a key is null or occurs twice.
+    """
+    dimension.check_stream({each: rows.schema.field(each).type for each in dimension.natural_key})
+    conformed = dimension.conform_key([rows.column(each) for each in dimension.natural_key])
+    keys = [key.values for key in conformed]
+    for each, key in zip(dimension.natural_key, keys, strict=True):
+        if key.null_count:
+            row = pc.index(key.is_null(), pa.scalar(value=True)).as_py()
+            raise DeltaTableError.of_row(row, partial(_without_key, each))
+    _refuse_repeated(keys)
+    return keys
 
 
 def _without_key(column: str, place: str) -> str:
@@ -356,5 +368,5 @@ def _merged(table: DeltaTable, path: str, key: str, column: str, changes: pa.Tab
     except CommitFailedError:
         return False
     except (DeltaError, OSError) as error:
-        raise DeltaTableError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
+        raise DeltaTableError(f"{path} cannot be written: {first_cause(error)}") from error
     return True

@@ -44,9 +44,11 @@ __all__ = [
     "describe_dimension",
     "find_members",
     "member_columns",
+    "members_with",
     "opened_dimension",
     "plan_repair",
     "refuse_creation",
+    "refuse_long_members",
     "replicated",
 ]
 
@@ -147,7 +149,7 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
         )
     refuse_twins(dimension.table_schema.names, label)
     refuse_float_keys(dimension.key_schema, label)
-    _refuse_long_members(config, dimension, rows)
+    refuse_long_members(config, dimension, rows)
     members = write_dimension(path, dimension, rows)
     remember_greatest_key(path, members)
     return describe_dimension(config, name)
@@ -310,7 +312,7 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     )
     hidden = () if declared.history is None else (SEQUENCE, ENTRIES)
     columns = [column for column in _types_of(table).names if column not in hidden]
-    return _semi_join(table, dimension, wanted, columns)
+    return members_with(table, dimension, wanted, columns)
 
 
 def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
@@ -335,7 +337,7 @@ def _table_schema(name: str, given: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
+def refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
     """Raise an error if a source row yields a member that fits in no page of a replica."""
     kept = replicated(config, dimension)
     if not rows.num_rows or any(name not in rows.column_names for name in kept.natural_key):
@@ -358,7 +360,8 @@ def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.
         raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
-def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table, columns: Sequence[str]) -> FoundMembers:
+def members_with(table: DeltaTable, dimension: Dimension, wanted: pa.Table, columns: Sequence[str]) -> FoundMembers:
+    """Return columns of the members with the given normalized natural keys."""
     keys = [f"{_KEY} {position}" for position in range(wanted.num_columns)]
     using = ", ".join(map(_quoted, keys))
     wanted = wanted.rename_columns(keys).append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))

@@ -273,7 +273,7 @@ def test_a_row_beyond_the_limit_has_a_page_of_its_own():
 
 
 def test_a_key_beyond_a_quarter_of_a_page_is_named():
-    with pytest.raises(InputError, match=r"key k=x+\.\.\. takes 1025 bytes, but pages of 4096 hold keys of at most 1024"):
+    with pytest.raises(InputError, match=r"key k=x+\.\.\. takes 1025 bytes, but .* keys of at most 1024"):
         Encoded(pa.table({"k": ["a", "x" * 1025]}), ["k"])
 
 
