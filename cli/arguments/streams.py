@@ -39,7 +39,7 @@ from headrace.storage.records import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
-    from headrace.pipelines.config.model import SourceConfig
+    from headrace.pipelines.config import SourceConfig
     from headrace.storage.records import Kind
 
 __all__ = ["PLAIN", "CsvFormat", "FileStream", "Settings", "kind_of", "open_stream", "text_columns"]
@@ -106,12 +106,16 @@ class Settings:
 
     def form(self, kind: Kind) -> RecordFormat:
         """Return the format of files of a kind."""
-        from headrace.pipelines.config.source_format import for_other_files, record_format
+        from headrace.pipelines.config import for_other_files, record_format
 
-        given = {"header": self.header, "encoding": self.encoding, "decimal": self.decimal}
-        given |= {"unknown_fields": "ignore" if self.chosen else None}
         form = record_format(for_other_files(self.source, kind))
-        return replace(form, **{name: value for name, value in given.items() if value is not None})
+        return replace(
+            form,
+            header=form.header if self.header is None else self.header,
+            encoding=self.encoding or form.encoding,
+            decimal=self.decimal or form.decimal,
+            unknown_fields="ignore" if self.chosen else form.unknown_fields,
+        )
 
     @property
     def sets_delimiter(self) -> bool:
@@ -175,21 +179,29 @@ class FileStream:
         try:
             yield
         except InputError as error:
-            row = error.row
-            for file, rows in self._taken if row is not None else ():
-                if row < rows:
-                    error.placed(f"{file}, {record_place(row + 1, self._form)}")
-                    break
-                row -= rows
+            place = None if error.row is None else self._place(error.row)
+            if place is not None:
+                error.placed(place)
             raise
+
+    def _place(self, row: int) -> str | None:
+        """Return file and record of a row; None if it was not read."""
+        for file, rows in self._taken:
+            if row < rows:
+                return f"{file}, {record_place(row + 1, self._form)}"
+            row -= rows
+        return None
 
     def _read(self) -> Generator[pa.RecordBatch]:
         self._taken.clear()
         for file in self.files:
+            rows = 0
+            self._taken.append((file, rows))
             with _reading(file):
                 for batch in self._open(file):
                     self._require_exact(file, batch)
-                    self._taken.append((file, batch.num_rows))
+                    rows += batch.num_rows
+                    self._taken[-1] = file, rows
                     yield batch
 
     def _require_exact(self, file: Path, batch: pa.RecordBatch) -> None:
@@ -243,9 +255,10 @@ def _declared(files: tuple[Path, ...], kind: Kind, form: CsvFormat, settings: Se
         with _reading(files[0]):
             names = infer_columns(files[0], known).names
     columns = [each for each in settings.columns if each.name in names or each.name not in settings.optional]
-    known = replace(known, columns=pa.schema(columns))
-    _refuse_text(form, known.columns, settings)
-    left_out = tuple(name for name in names if name not in known.columns.names)
+    read = pa.schema(columns)
+    known = replace(known, columns=read)
+    _refuse_text(form, read, settings)
+    left_out = tuple(name for name in names if name not in read.names)
     if kind == "parquet":
         rows = _parquet_rows(files)
         return FileStream(

@@ -210,8 +210,8 @@ def _merged(table: DeltaTable, path: str, key: str, attributes: Sequence[str], c
         pairs = ", ".join([*(f"`{each}` = record.`{each}`" for each in attributes), f"`{FLAG}` = false"])
         raise DeltaTableError(
             f"the Delta table {path} has features that only Spark writes; complete the members there: "
-            f"MERGE INTO delta.`{path}` AS m USING your_source AS record ON ... WHEN MATCHED AND m.`{FLAG}` THEN UPDATE "
-            f"SET {pairs}"
+            f"MERGE INTO delta.`{path}` AS m USING your_source AS record ON ... WHEN MATCHED AND m.`{FLAG}` THEN "
+            f"UPDATE SET {pairs}"
         )
     names = {each: f"value {position}" for position, each in enumerate(attributes)}
     source = changes.rename_columns([*names.values(), "number"])

@@ -128,7 +128,8 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     Raises
     ------
     DeltaTableError
-        If the table already exists, or cannot hold a column or a value, or facts carry numbers of its members.
+        If the table already exists, or cannot hold a column or a value, a declared column is missing in `rows`, or
+        facts carry numbers of its members.
     DimensionError
         If a natural key is null or occurs twice, or a value does not fit the type of its column.
     """

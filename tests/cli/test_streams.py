@@ -6,6 +6,7 @@ import pytest
 
 from headrace.cli.arguments.streams import CsvFormat, open_stream
 from headrace.cli.reporting.errors import InputFileError
+from headrace.storage.errors import InputError
 
 
 def rows_of(path, **options):
@@ -75,6 +76,15 @@ def test_quoted_fields_may_hold_delimiters_and_line_ends(tmp_path):
 def test_a_stream_may_be_read_twice(tmp_path):
     stream = open_stream(write(tmp_path / "a.csv", "a\n1\n"))
     assert [batch.num_rows for _ in range(2) for batch in stream.batches()] == [1, 1]
+
+
+def test_a_row_is_placed_in_its_file_across_batches(tmp_path):
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"k": range(10)}), tmp_path / f"{name}.parquet")
+    stream = open_stream(tmp_path, batch_rows=3)
+    assert sum(batch.num_rows for batch in stream.batches()) == 20
+    with pytest.raises(InputError, match=r"bad: .*b\.parquet, record 8$"), stream.placing():
+        raise InputError.of_row(17, "bad: {}".format)
 
 
 BAD = {

@@ -203,7 +203,8 @@ def row_of_t(project, code, key):
 
 def test_the_check_finds_missing_and_altered_members_and_facts_that_are_sent_wrongly(project):
     config = load_pipeline(project / "p.yml")
-    create_dimension(config, "k", pa.table({"c": pa.array([7], pa.int32()), "city": ["Rome"]}))
+    rows = pa.table({"c": pa.array([7], pa.int32()), "city": ["Rome"], "size": pa.array([None], pa.int32())})
+    create_dimension(config, "k", rows)
     facts = {"id": [1, 2, 3], "code": [7, None, 7], "a_key": [-2, -2, 1]}
     write_deltalake(str(project / "w/facts"), pa.table(facts))
     (finding,) = check_dimension(config, "k")
