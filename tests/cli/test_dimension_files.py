@@ -59,8 +59,8 @@ def parquet(path, *names):
 
 def folder(path):
     path.mkdir()
-    (path / "1.csv").write_text(SOUND)
-    (path / "2.csv").write_text("sku,titel,price\nc,x,1\n")
+    for name in ("1", "2"):
+        (path / f"{name}.csv").write_text("sku,titel,price\nc,x,1\n")
 
 
 WRONG = {
@@ -83,7 +83,7 @@ WRONG = {
         lambda path: parquet(path, "sku", "titel", "price"),
         "'title' is missing (there is 'titel')",
     ),
-    "folder": (folder, "2.csv: column 'title' is missing (there is 'titel')"),
+    "folder": (folder, "1.csv: column 'title' is missing (there is 'titel')"),
 }
 
 
@@ -97,9 +97,9 @@ def test_a_file_without_the_declared_columns_is_refused_before_anything_is_writt
     assert not (shop / "w").exists()
 
 
-def test_a_history_is_refused_before_its_file_is_read(invoke, shop):
-    (shop / "old.csv").write_text("sku,titel\na,x\n")
-    outcome = invoke("dimension", "create", "old", "old.csv")
+@pytest.mark.usefixtures("shop")
+def test_a_history_is_refused_before_its_file_is_read(invoke):
+    outcome = invoke("dimension", "create", "old", "nowhere.csv")
     assert "headrace dimension apply old" in outcome.err
 
 
@@ -205,6 +205,17 @@ def test_a_lookup_that_finds_nothing_fails(invoke):
     outcome = invoke("dimension", "lookup", "item", "x", "y", "--json")
     assert (outcome.code, outcome.document["members"], outcome.document["not_found"]) == (1, [], ["x", "y"])
     assert invoke("dimension", "lookup", "item", "a", "y").code == 0
+
+
+@pytest.mark.usefixtures("items")
+def test_a_refusal_of_the_operating_system_is_shown(invoke, monkeypatch):
+    def refuse(*_):
+        raise OSError("Generic error\n  \x1b[31m↳\x1b[0m Unable to open file\n  ↳ Permission denied (os error 13)\n")
+
+    monkeypatch.setattr("deltalake.table.TableAlterer.add_columns", refuse)
+    outcome = invoke("dimension", "add-column", "item", "size", "int")
+    assert "Generic error: Permission denied (os error 13); the folder must be writable" in outcome.err
+    assert "ALTER TABLE" not in outcome.err
 
 
 # Inferred members
