@@ -10,6 +10,7 @@ rows of the clustered table.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -375,12 +376,13 @@ def _conformed_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
     for name, key in zip(dimension.natural_key, keys, strict=True):
         if key.values.null_count:
             row = int(np.flatnonzero(np.asarray(key.values.is_null()))[0])
-            raise DimensionError(
-                f"dimension {dimension.name!r}: natural key column {name!r} of row {row} is "
-                f"{_shown(rows.column(name)[row])}, which is not a valid key of type {key.values.type}; "
-                "correct or leave out the row"
-            )
+            value = f"{_shown(rows.column(name)[row])}, which is not a valid key of type {key.values.type}"
+            raise DimensionError.of_row(row, partial(_unfit_key, dimension.name, name, value))
     return pa.table({name: key.values for name, key in zip(dimension.natural_key, keys, strict=True)})
+
+
+def _unfit_key(dimension: str, column: str, value: str, place: str) -> str:
+    return f"dimension {dimension!r}: natural key column {column!r} of {place} is {value}; correct or leave out the row"
 
 
 def _shown(value: pa.Scalar) -> str:

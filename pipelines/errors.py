@@ -31,6 +31,7 @@ __all__ = [
     "RejectedRowsError",
     "ReplicaDamagedError",
     "SeveralSourcesError",
+    "SnapshotOptionsError",
     "SourceFileError",
     "SparkStartError",
     "StateDamagedError",
@@ -86,6 +87,10 @@ class DeltaTableError(PipelineError, InputError):
 
 class UnknownDimensionError(PipelineFileError, DeltaTableError):
     """The pipeline file declares no dimension of the given name."""
+
+
+class SnapshotOptionsError(PipelineFileError):
+    """The options of a snapshot do not fit the history of its dimension; the message names the option."""
 
 
 class OtherCommandError(DeltaTableError):

@@ -7,10 +7,10 @@ a file that is damaged (`CorruptionError`), and an operating system that refuses
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "ClosedTableError",
@@ -45,7 +45,46 @@ class HeadraceError(Exception):
 
 
 class InputError(HeadraceError, ValueError):
-    """What the caller gave cannot be used; the message names the place and the remedy."""
+    """What the caller gave cannot be used; the message names the place and the remedy.
+
+    Attributes
+    ----------
+    row
+        Position of the row that cannot be used, from 0 in all that was given; None if it is not one row.
+    """
+
+    row: int | None = None
+    _told: Callable[[str], str] | None = None
+
+    @classmethod
+    def of_row(cls, row: int, told: Callable[[str], str]) -> Self:
+        """Return the error of a row.
+
+        Parameters
+        ----------
+        row
+            Position of the row.
+        told
+            Function that returns the message for the place of the row. Here it is ``"row N"``; a reader of files knows
+            a better one, see `placed`.
+
+        Examples
+        --------
+        >>> error = InputError.of_row(2, lambda place: f"the key of {place} is null")
+        >>> str(error)
+        'the key of row 2 is null'
+        >>> error.placed("a.csv, record 4")
+        >>> str(error)
+        'the key of a.csv, record 4 is null'
+        """
+        error = cls(told(f"row {row}"))
+        error.row, error._told = row, told
+        return error
+
+    def placed(self, place: str) -> None:
+        """Name another place of the row in the message."""
+        if self._told is not None:
+            self.args = (self._told(place),)
 
 
 class SchemaError(InputError):

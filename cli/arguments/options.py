@@ -6,12 +6,17 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from headrace.cli.reporting.console import Console
 from headrace.cli.reporting.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from headrace.cli.arguments.streams import CsvFormat, Settings
+
+    Members = Callable[[Settings], CsvFormat]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +35,7 @@ __all__ = [
     "csv_options",
     "given_once",
     "match_options",
+    "member_options",
     "pass_console",
     "pipeline_option",
 ]
@@ -172,6 +178,31 @@ def csv_options(function: Function) -> Function:
     ):
         gather = option(gather)
     return cast("Function", gather)
+
+
+def member_options(function: Function) -> Function:
+    """Add the options of files of members, which override the source's settings.
+
+    The function receives them as one argument `members`: a function that returns the format for what a pipeline says.
+    """
+
+    @functools.wraps(function)
+    def gather(*args: Any, csv: Any, header: bool | None, encoding: str | None, decimal: Any, **kwargs: Any) -> Any:
+        def members(settings: Settings) -> CsvFormat:
+            from dataclasses import replace
+
+            given = replace(settings, header=header, encoding=encoding, decimal=decimal)
+            return cast("CsvFormat", replace(csv, settings=given))
+
+        return function(*args, members=members, **kwargs)
+
+    for option in (
+        click.option("--decimal", type=click.Choice([".", ","]), help="Mark before the fraction of a number."),
+        click.option("--encoding", help="Encoding of text, such as windows-1252."),
+        click.option("--header/--no-header", default=None, help="Whether the first record of a CSV names the columns."),
+    ):
+        gather = option(gather)
+    return cast("Function", csv_options(gather))
 
 
 def match_options(function: Function) -> Function:

@@ -1,6 +1,7 @@
 """Files as streams of record batches: CSV, JSON lines, or Parquet, from one file or a folder.
 
-The first file defines the columns. The other files must match them by name and type; nothing is dropped silently.
+Columns that are declared must be in each file. Otherwise the first file defines the columns, and the other files must
+match them by name and type; nothing is dropped silently.
 Types of text are inferred as `headrace.storage.records.infer_columns` says, unless the caller knows better: key columns
 take the type of the key that they are compared with.
 """
@@ -17,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.cli.reporting.errors import InputFileError
+from headrace.cli.reporting.errors import ArgumentsError, InputFileError, require_column
+from headrace.storage.errors import InputError
 from headrace.storage.file import read_ahead
 from headrace.storage.records import (
     COMPRESSIONS,
@@ -29,16 +31,18 @@ from headrace.storage.records import (
     infer_columns,
     kind_of,
     read_records,
+    record_place,
     sound_batches,
     with_delimiter,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
+    from headrace.pipelines.config import SourceConfig
     from headrace.storage.records import Kind
 
-__all__ = ["PLAIN", "CsvFormat", "FileStream", "kind_of", "open_stream", "text_columns"]
+__all__ = ["PLAIN", "CsvFormat", "FileStream", "Settings", "kind_of", "open_stream", "text_columns"]
 
 PARQUET_MAGIC = b"PAR1"
 PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
@@ -58,19 +62,65 @@ class CsvFormat:
         Spellings of a missing value, in addition to an empty field. A quoted spelling is text.
     types
         Types of text columns that are known before the first row is read.
-    declared, declared_in
-        Types of columns in files of any kind, if the columns are present; and what declares them, for messages.
-    time_zone, ambiguous_time
-        Zone of times without a zone, and treatment of a time that occurs twice in that zone; see `RecordFormat`.
+    declared
+        Types of columns in files of any kind, if the columns are present.
+    settings
+        Settings of a pipeline, if the files have members of a dimension.
     """
 
     delimiter: str | None = None
     nulls: tuple[str, ...] = ()
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     declared: Mapping[str, pa.DataType] = field(default_factory=dict)
+    settings: Settings | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a pipeline says of files of members.
+
+    Parameters
+    ----------
+    source
+        Source of the pipeline, whose settings of text apply. Options of the command override them.
+    columns
+        Columns that each file must have, with their types; None for those of the first file.
+    optional
+        Those of them that files may lack.
+    chosen
+        Whether files may have other columns, which are left out.
+    declared_in
+        What declares the columns, for messages.
+    header, encoding, decimal
+        Options of the command; None for the setting of the source.
+    """
+
+    source: SourceConfig
+    columns: pa.Schema | None = None
+    optional: Collection[str] = ()
+    chosen: bool = False
     declared_in: str = "the pipeline file"
-    time_zone: str = "UTC"
-    ambiguous_time: Literal["reject", "earlier", "later"] = "reject"
+    header: bool | None = None
+    encoding: str | None = None
+    decimal: Literal[".", ","] | None = None
+
+    def form(self, kind: Kind) -> RecordFormat:
+        """Return the format of files of a kind."""
+        from headrace.pipelines.config import for_other_files, record_format
+
+        form = record_format(for_other_files(self.source, kind))
+        return replace(
+            form,
+            header=form.header if self.header is None else self.header,
+            encoding=self.encoding or form.encoding,
+            decimal=self.decimal or form.decimal,
+            unknown_fields="ignore" if self.chosen else form.unknown_fields,
+        )
+
+    @property
+    def sets_delimiter(self) -> bool:
+        """Whether the source declares a delimiter."""
+        return "delimiter" in self.source.model_fields_set
 
 
 def text_columns(names: Sequence[str]) -> dict[str, pa.DataType]:
@@ -96,15 +146,20 @@ class FileStream:
         Whether no record says what the types of the columns are, since there is none.
     whole
         Columns of whole numbers that are read as floats, since they are compared with floats.
+    left_out
+        Columns of the first file that are not read.
     """
 
     files: tuple[Path, ...]
     kind: str
     schema: pa.Schema
     rows: int | None
+    _form: RecordFormat
     _open: Callable[[Path], Iterator[pa.RecordBatch]]
     typeless: bool = False
     whole: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    _taken: list[tuple[Path, int]] = field(default_factory=list)
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """Yield all rows, file by file, in batches that fit in memory. A thread reads ahead.
@@ -118,11 +173,35 @@ class FileStream:
         with closing(read_ahead([self._read], lambda batch: int(batch.nbytes))) as batches:
             yield from batches
 
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Name file and record in an error of a row that was read, see `InputError.of_row`."""
+        try:
+            yield
+        except InputError as error:
+            place = None if error.row is None else self._place(error.row)
+            if place is not None:
+                error.placed(place)
+            raise
+
+    def _place(self, row: int) -> str | None:
+        """Return file and record of a row; None if it was not read."""
+        for file, rows in self._taken:
+            if row < rows:
+                return f"{file}, {record_place(row + 1, self._form)}"
+            row -= rows
+        return None
+
     def _read(self) -> Generator[pa.RecordBatch]:
+        self._taken.clear()
         for file in self.files:
+            rows = 0
+            self._taken.append((file, rows))
             with _reading(file):
                 for batch in self._open(file):
                     self._require_exact(file, batch)
+                    rows += batch.num_rows
+                    self._taken[-1] = file, rows
                     yield batch
 
     def _require_exact(self, file: Path, batch: pa.RecordBatch) -> None:
@@ -156,12 +235,49 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     files = _files_at(path)
     kind = _kind_of(files)
     form = csv or CsvFormat()
+    if form.settings is not None and form.settings.columns is not None:
+        return _declared(files, kind, form, form.settings, batch_rows)
     known, typeless = _first_known(files, kind, form)
     schema = known.columns
     if kind == "parquet":
-        return FileStream(files, kind, schema, _parquet_rows(files), lambda file: _sliced(file, known, batch_rows))
+        rows = _parquet_rows(files)
+        return FileStream(files, kind, schema, rows, known, lambda file: _sliced(file, known, batch_rows))
     whole = _whole_columns(files[0], known, form)
-    return FileStream(files, kind, schema, None, lambda file: _explained(file, known, form), typeless, whole)
+    return FileStream(files, kind, schema, None, known, lambda file: _explained(file, known, form), typeless, whole)
+
+
+def _declared(files: tuple[Path, ...], kind: Kind, form: CsvFormat, settings: Settings, batch_rows: int) -> FileStream:
+    """Return files that have the columns that a pipeline declares."""
+    assert settings.columns is not None
+    known = _text_form(files[0], kind, form)
+    names: Sequence[str] = settings.columns.names
+    if kind != "csv" or known.header:
+        with _reading(files[0]):
+            names = infer_columns(files[0], known).names
+    columns = [each for each in settings.columns if each.name in names or each.name not in settings.optional]
+    read = pa.schema(columns)
+    known = replace(known, columns=read)
+    _refuse_text(form, read, settings)
+    left_out = tuple(name for name in names if name not in read.names)
+    if kind == "parquet":
+        rows = _parquet_rows(files)
+        return FileStream(
+            files, kind, known.columns, rows, known, lambda file: _sliced(file, known, batch_rows), left_out=left_out
+        )
+    return FileStream(
+        files, kind, known.columns, None, known, lambda file: _explained(file, known, form), left_out=left_out
+    )
+
+
+def _refuse_text(form: CsvFormat, columns: pa.Schema, settings: Settings) -> None:
+    """Raise an error if an option keeps a column as text that is declared otherwise, or not at all."""
+    for name in form.types:
+        require_column(settings.declared_in, name, columns.names)
+        if columns.field(name).type != pa.string():
+            from headrace.pipelines.config import type_name
+
+            kind = type_name(columns.field(name).type)
+            raise ArgumentsError(f"{settings.declared_in} declares {name}: {kind}; leave out --text {name}")
 
 
 def _whole_columns(file: Path, known: RecordFormat, form: CsvFormat) -> tuple[str, ...]:
@@ -189,21 +305,25 @@ def _first_known(files: Sequence[Path], kind: Kind, form: CsvFormat) -> tuple[Re
 
 def _known(file: Path, kind: Kind, form: CsvFormat) -> RecordFormat:
     """Return the format of the files, with the columns of one of them."""
-    known = RecordFormat(
-        kind,
-        delimiter=form.delimiter or ",",
-        nulls=form.nulls,
-        time_zone=form.time_zone,
-        ambiguous_time=form.ambiguous_time,
-        unknown_fields="error",
-        missing_fields="null" if kind == "json" else "error",
-        any_year=True,
-    )
-    if kind == "csv" and form.delimiter is None:
-        known = with_delimiter(file, known)
+    missing: Literal["error", "null"] = "null" if kind == "json" else "error"
+    known = replace(_text_form(file, kind, form), unknown_fields="error", missing_fields=missing, any_year=True)
+    if not known.header:
+        raise InputFileError(
+            f"cannot name the columns of {file}: the source declares `header: false`; declare the columns of the "
+            "dimension in the pipeline file, or read the first record as a heading: --header"
+        )
     columns = infer_columns(file, known, {} if kind == "parquet" else form.types)
     types = {**{each.name: PLAIN.get(each.type, each.type) for each in columns}, **form.declared}
     return replace(known, columns=pa.schema([each.with_type(types[each.name]) for each in columns]))
+
+
+def _text_form(file: Path, kind: Kind, form: CsvFormat) -> RecordFormat:
+    """Return the format of the files, without their columns."""
+    settings = form.settings
+    known = RecordFormat(kind) if settings is None else settings.form(kind)
+    known = replace(known, nulls=form.nulls or known.nulls, delimiter=form.delimiter or known.delimiter)
+    fixed = form.delimiter is not None or (settings is not None and settings.sets_delimiter)
+    return with_delimiter(file, known) if kind == "csv" and known.header and not fixed else known
 
 
 def _files_at(path: Path) -> tuple[Path, ...]:
@@ -276,11 +396,13 @@ def _hint(error: RecordFileError, known: RecordFormat, form: CsvFormat) -> str:
     assert known.columns is not None
     if error.column is None or error.column not in known.columns.names:
         return ""
-    if error.column in form.declared:
+    settings = form.settings
+    if settings is not None and settings.columns is not None:
         from headrace.pipelines.config import type_name
 
-        kind = type_name(form.declared[error.column])
-        return f"; {form.declared_in} declares {error.column}: {kind}; correct the value, or the type there"
+        kind = type_name(known.columns.field(error.column).type)
+        declared = f"; {settings.declared_in} declares {error.column}: {kind}; correct the value, or the type there"
+        return "" if kind == "string" else declared
     if known.columns.field(error.column).type != pa.string():
         strings = "if all its values are JSON strings, " if known.kind == "json" else ""
         return f"; {strings}name the column in --text to keep it as text, unless it is compared with a key"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv as csv_text
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from headrace.cli.arguments.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
+from headrace.cli.arguments.options import PATH, ReportingCommand, member_options, pass_console, pipeline_option
 from headrace.cli.commands.rejects import changes_blocks, pipeline_words
 from headrace.cli.commands.source import left_out_block
 from headrace.cli.reporting.begun import Begun, in_spark
@@ -19,21 +19,20 @@ from headrace.cli.reporting.exits import ExitCode, with_pipeline
 from headrace.cli.reporting.lazy import LazyGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    import pyarrow as pa
-
-    from headrace.cli.arguments.streams import CsvFormat
+    from headrace.cli.arguments.options import Members
     from headrace.cli.reporting.blocks import Block
     from headrace.cli.reporting.console import Console
     from headrace.pipelines.changes import ApplyResult
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
-__all__ = ["dimension", "with_types"]
+__all__ = ["dimension"]
 
 UNCHANGED = "the dimension as it was"
+COMMITTED = ("after changes", "before errors", "before moved")  # steps of an apply that follow its first commit
 
 
 @click.group(
@@ -42,6 +41,7 @@ UNCHANGED = "the dimension as it was"
     places={
         "restate": "headrace.cli.commands.restate:restate",
         "inferred": "headrace.cli.commands.dimension_columns:inferred",
+        "complete": "headrace.cli.commands.dimension_columns:complete",
         "add-column": "headrace.cli.commands.dimension_columns:add_column",
         "widen-column": "headrace.cli.commands.dimension_columns:widen_column",
         "drop-column": "headrace.cli.commands.dimension_columns:drop_column",
@@ -56,27 +56,33 @@ def dimension() -> None:
 @click.argument("name")
 @click.argument("source", type=PATH)
 @pipeline_option
-@csv_options
+@member_options
 @pass_console
-def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv: CsvFormat) -> None:
+def create(console: Console, /, name: str, source: Path, *, pipeline: Path, members: Members) -> None:
     """Create the Delta table of dimension NAME from SOURCE: CSV, JSON lines, or Parquet; a file or a folder.
+
+    SOURCE must have the columns that the pipeline file declares for the dimension. Text is read as that of the
+    pipeline's source (encoding, decimal mark, dates, ...); options override this.
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
     import pyarrow as pa
 
-    from headrace.cli.arguments.streams import open_stream
+    from headrace.cli.arguments.streams import Settings, open_stream
     from headrace.pipelines.config import load_pipeline
-    from headrace.pipelines.dimension import create_dimension
+    from headrace.pipelines.dimension import create_dimension, member_columns, refuse_creation
 
     with console.step(
         f"making dimension {name} from {source}", left="no dimension was made or changed", pipeline=pipeline
     ):
         config = load_pipeline(pipeline)
-        stream = open_stream(source, csv=with_types(csv, config, _declared_types(config, name)))
+        refuse_creation(config, name)
+        settings = Settings(config.source, *member_columns(config, name))
+        stream = open_stream(source, csv=members(settings))
         with console.progress("read", total=stream.rows):
             rows = pa.Table.from_batches(stream.batches(), stream.schema)
-        summary = create_dimension(config, name, rows)
+        with stream.placing():
+            summary = create_dimension(config, name, rows)
     _show(summary, console)
 
 
@@ -117,7 +123,9 @@ def apply(
     from headrace.pipelines.changes import SnapshotOptions, apply_files, changes_not_applied, restate_advice, restates
     from headrace.pipelines.config import load_pipeline
 
-    begun = Begun("no change was applied", "changes that were committed; run again to continue")
+    if at is None and (sequence is not None or missing != "keep"):
+        raise ArgumentsError(f"{'--missing' if sequence is None else '--sequence'} belongs to --snapshot")
+    begun = Begun("no change was applied", "changes that were committed; run again to continue", COMMITTED)
     with console.step(f"applying {source} to dimension {name}", left=begun.left, pipeline=pipeline):
         config = load_pipeline(pipeline)
         snapshot = None if at is None else SnapshotOptions(at, sequence, missing)
@@ -226,7 +234,7 @@ def repair(ctx: click.Context, console: Console, /, name: str, *, pipeline: Path
 
     with console.step(f"reading {pipeline}", left=UNCHANGED, pipeline=pipeline):
         config = load_pipeline(pipeline)
-    left = UNCHANGED if dry_run else "what was fixed before; run again to continue"
+    left = UNCHANGED if dry_run else "what was fixed before the failure, if anything; run again to continue"
     with console.step(f"repairing dimension {name}", left=left, pipeline=pipeline):
         repaired = repair_history if _has_history(config, name) else repair_dimension
         done = repaired(config, name, dry_run=dry_run)
@@ -271,8 +279,12 @@ def _repairs(title: str, repairs: Sequence[Repair]) -> list[Block]:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @pipeline_option
 @pass_console
-def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
-    """Show the members of dimension NAME with these natural keys. Write a composite key as VALUE,VALUE."""
+@click.pass_context
+def lookup(ctx: click.Context, console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
+    """Show the members of dimension NAME with these natural keys. Write a composite key as VALUE,VALUE.
+
+    Exit code 0 if a member is found, 1 if none is.
+    """
     from headrace.cli.arguments.rows import table_objects, table_rows
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import find_members
@@ -283,8 +295,10 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
         members, missing = find_members(config, name, values)
     title = f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found"
     found = Grid(title, members.column_names, table_rows(members))
-    absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
-    console.result(table_objects(members), found, *([absent] if missing else []))
+    not_found = [keys[at] for at in missing]
+    document = {"dimension": name, "members": table_objects(members), "not_found": not_found}
+    console.result(document, found, *([Text(f"Not found: {', '.join(not_found)}")] if missing else []))
+    ctx.exit(ExitCode.OK if members.num_rows else ExitCode.FAILURE)
 
 
 def _show_applied(result: ApplyResult, notes: Sequence[Block], pipeline: Path, console: Console) -> None:
@@ -330,19 +344,6 @@ def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
     if len(parts) != len(natural):
         raise ArgumentsError(f"the natural key is {', '.join(natural)}; write {len(natural)} values, not {key!r}")
     return parts
-
-
-def with_types(form: CsvFormat, config: PipelineConfig, types: Mapping[str, pa.DataType]) -> CsvFormat:
-    """Return the format with column types, and the source time zone that the pipeline file declares."""
-    source = config.source
-    return replace(form, declared=dict(types), time_zone=source.time_zone, ambiguous_time=source.ambiguous_time)
-
-
-def _declared_types(config: PipelineConfig, name: str) -> dict[str, pa.DataType]:
-    from headrace.pipelines.config import arrow_schema
-
-    declared = config.dimensions[name].columns if name in config.dimensions else None
-    return {column.name: column.type for column in arrow_schema(declared or {})}
 
 
 def _show(summary: DimensionSummary, console: Console) -> None:

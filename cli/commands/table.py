@@ -71,7 +71,7 @@ def build(console: Console, /, source: Path, out: Path, key: tuple[str, ...], cs
         stream = open_stream(source, csv=csv)
         check_place(out, stream.files)
         started = console.clock()
-        with console.progress("read", total=stream.rows) as progress:
+        with console.progress("read", total=stream.rows) as progress, stream.placing():
             table = storage.Table.build(
                 out,
                 pa.RecordBatchReader.from_batches(stream.schema, _counted(stream, progress)),

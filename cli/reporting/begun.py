@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.pipelines.hooks import BEFORE_BATCHES, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from headrace.cli.reporting.console import Console
 
@@ -26,15 +26,19 @@ class Begun:
         What a failure before the first batch leaves.
     something
         What a later failure leaves.
+    steps
+        Steps that begin something; None for all but those that precede the batches of a run.
     """
 
     nothing: str
     something: str
+    steps: Collection[str] | None = None
     begun: bool = False
 
     def note(self, step: str) -> None:
-        """Note a step of the run; what precedes the batches begins nothing."""
-        self.begun = self.begun or step not in BEFORE_BATCHES
+        """Note a step of the run."""
+        begins = step not in BEFORE_BATCHES if self.steps is None else step in self.steps
+        self.begun = self.begun or begins
 
     def left(self) -> str:
         """Return what the run left."""

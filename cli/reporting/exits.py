@@ -121,9 +121,11 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, path: str, command
 def _correction(error: BaseException, step: Step, path: str) -> str:
     """Return how to go on where the command itself is wrong, or may be; an empty text elsewhere."""
     from headrace.cli.reporting.errors import ArgumentsError
-    from headrace.pipelines.errors import RejectedRowsError, UnknownDimensionError
+    from headrace.pipelines.errors import RejectedRowsError, SnapshotOptionsError, UnknownDimensionError
 
-    if isinstance(error, ArgumentsError):  # the same command would fail again, whatever its files hold
+    if isinstance(
+        error, ArgumentsError | SnapshotOptionsError
+    ):  # the same command would fail again, whatever its files hold
         return f"correct the command; its arguments: {path} --help"
     of_command = step.pipeline is None  # else the pipeline file gives what does not fit
     if isinstance(error, UnknownDimensionError | RejectedRowsError) or (of_command and _may_be_of_arguments(error)):

@@ -20,7 +20,8 @@ from headrace.etl.history.instants import ticks_of, to_instants
 from headrace.etl.history.merging import as_changes
 from headrace.etl.history.values import differ_from_previous, rows_differ, single
 from headrace.etl.ranking import occurs_in, rank_rows
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.config.column_types import type_name
+from headrace.pipelines.errors import SnapshotOptionsError
 from headrace.pipelines.replica.rows import of_shard
 
 if TYPE_CHECKING:
@@ -64,12 +65,17 @@ class Snapshot:
 
         Raises
         ------
-        PipelineFileError
+        SnapshotOptionsError
             If a text has no value of its type, or the sequence is missing or not declared.
         """
         if (history.sequence is None) != (sequence is None):
-            what = "has none" if history.sequence is None else f"is {history.sequence!r}, so a snapshot needs one"
-            raise PipelineFileError(f"the sequence of dimension {history.dimension.name!r} {what}")
+            what = (
+                "history has no sequence; leave out --sequence"
+                if history.sequence is None
+                else f"changes have the sequence {history.sequence!r}, so those of a snapshot need one; add --sequence "
+                "with a value that is greater than those of earlier changes"
+            )
+            raise SnapshotOptionsError(f"dimension {history.dimension.name!r}: its {what}")
         order = None if sequence is None else _scalar(sequence, history.sequence_type, "sequence")
         return cls(_scalar(at, history.effective_type, "time"), order, missing)
 
@@ -158,7 +164,10 @@ def _scalar(text: str, kind: pa.DataType, what: str) -> pa.Scalar:
     try:
         return pa.scalar(text).cast(kind)
     except pa.ArrowException as error:
-        raise PipelineFileError(f"the {what} of the snapshot, {text!r}, is no {kind}: {error}") from error
+        option = {"time": "--snapshot", "sequence": "--sequence"}[what]
+        raise SnapshotOptionsError(
+            f"{option} {text!r}: the {what} of the snapshot is no {type_name(kind)}: {error}"
+        ) from error
 
 
 def _keys(history: History, parts: list[pa.Table]) -> list[pa.Array]:

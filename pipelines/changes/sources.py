@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.pipelines.config.column_types import type_name
-from headrace.pipelines.config.source_format import record_format
+from headrace.pipelines.config.source_format import for_other_files, record_format
 from headrace.pipelines.delta.tables import has_table
 from headrace.pipelines.errors import PipelineFileError
 from headrace.storage.records import kind_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.etl.history import History
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
+    from headrace.storage.records import Kind
 
 __all__ = ["change_columns", "change_source", "file_names", "is_table", "member_columns"]
 
@@ -64,14 +65,11 @@ def change_source(config: PipelineConfig, columns: Mapping[str, pa.DataType], so
     form = _format(place)
     kinds = {name: type_name(kind) for name, kind in columns.items()}
     update: dict[str, Any] = {
-        "format": form,
         "path": str(place if place.is_dir() else place.parent),
         "columns": kinds,
     }
-    update |= {"files": None, "recursive": False, "changed": "reload", "missing_fields": "error"}
-    if config.source.format != form:
-        update |= {"unknown_fields": None, "nulls": [] if form != "csv" else config.source.nulls}
-    changed = config.source.model_copy(update=update)
+    update |= {"files": None, "recursive": False, "changed": "reload"}
+    changed = for_other_files(config.source, form).model_copy(update=update)
     record_format(changed)
     return changed
 
@@ -87,7 +85,7 @@ def file_names(place: Path) -> list[str]:
     return [file.name for file in files if file == place or not file.name.startswith((".", "_"))]
 
 
-def _format(place: Path) -> str:
+def _format(place: Path) -> Kind:
     if is_table(place):
         return "parquet"
     if not place.exists():

@@ -13,15 +13,19 @@ from headrace.pipelines._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.pipelines.config.column_types import arrow_schema, type_name
     from headrace.pipelines.config.correlation import CorrelationConfig, load_any, load_steps
-    from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+    from headrace.pipelines.config.model import PipelineConfig, SourceConfig, load_pipeline
+    from headrace.pipelines.config.source_format import for_other_files, record_format
 
 __all__ = [
     "CorrelationConfig",
     "PipelineConfig",
+    "SourceConfig",
     "arrow_schema",
+    "for_other_files",
     "load_any",
     "load_pipeline",
     "load_steps",
+    "record_format",
     "type_name",
 ]
 
@@ -30,6 +34,7 @@ __getattr__ = lazy_exports(
     {
         "column_types": ("arrow_schema", "type_name"),
         "correlation": ("CorrelationConfig", "load_any", "load_steps"),
-        "model": ("PipelineConfig", "load_pipeline"),
+        "model": ("PipelineConfig", "SourceConfig", "load_pipeline"),
+        "source_format": ("for_other_files", "record_format"),
     },
 )

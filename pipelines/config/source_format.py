@@ -13,8 +13,9 @@ from headrace.storage.records import RecordFormat
 
 if TYPE_CHECKING:
     from headrace.pipelines.config.model import SourceConfig
+    from headrace.storage.records import Kind
 
-__all__ = ["fields_for_options", "record_format"]
+__all__ = ["fields_for_options", "for_other_files", "record_format"]
 
 _FIELDS = {
     "header": "header",
@@ -67,6 +68,18 @@ def record_format(source: SourceConfig) -> RecordFormat:
         unknown_fields=source.unknown_fields,
         missing_fields=source.missing_fields,
     )
+
+
+def for_other_files(source: SourceConfig, kind: Kind) -> SourceConfig:
+    """Return the source with its settings of text for files beside its own: changes, or members of a dimension.
+
+    Such files must have all columns. What the source says of undeclared fields and of spellings of null holds for its
+    own format.
+    """
+    update: dict[str, Any] = {"format": kind, "missing_fields": "error"}
+    if source.format != kind:
+        update |= {"unknown_fields": None, "nulls": source.nulls if kind == "csv" else []}
+    return source.model_copy(update=update)
 
 
 def fields_for_options(document: Any) -> Any:

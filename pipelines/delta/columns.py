@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headrace.pipelines.config.column_types import type_name
 from headrace.pipelines.delta.support import takes_files
-from headrace.pipelines.delta.tables import open_table
+from headrace.pipelines.delta.tables import first_cause, open_table
 from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
@@ -47,9 +47,14 @@ def add_columns(path: str, fields: Sequence[pa.Field]) -> None:
     wanted: list[Field] = list(Schema.from_arrow(pa.schema(plain)).fields)
     try:
         table.alter.add_columns(wanted)
-    except (DeltaError, OSError) as error:
+    except OSError as error:
         raise DeltaTableError(
-            f"columns cannot be added to {path}: {str(error).splitlines()[0]}; add them yourself: "
+            f"columns cannot be added to {path}: {first_cause(error)}; the folder must be "
+            "writable for this user, and have space left; then run again"
+        ) from error
+    except DeltaError as error:
+        raise DeltaTableError(
+            f"columns cannot be added to {path}: {first_cause(error)}; add them yourself: "
             f"{added_columns_statement(path, missing)}"
         ) from error
 

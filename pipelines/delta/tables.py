@@ -7,6 +7,7 @@ batch.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ __all__ = [
     "commit_note",
     "create_dimension",
     "create_table",
+    "first_cause",
     "open_table",
     "read_changes",
     "read_rows",
@@ -51,6 +53,7 @@ COMMIT_VERSION = "_commit_version"
 GREATEST_KEY = "headrace.greatestKey"
 STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
+_MARKS = re.compile(r"\x1b\[\d*m|↳")
 _DAY_MICROSECONDS = 86_400_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _LAST_NUMBER = "delta.identity.highWaterMark"
@@ -335,12 +338,12 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
         raise DeltaTableError(f"there is no Delta table at {path}; create it, or correct the path") from error
     except DeltaProtocolError as error:
         raise DeltaTableError(
-            f"the Delta table at {path} uses a feature that cannot be read ({_first(error)}); drop the feature: ALTER "
-            f"TABLE delta.`{path}` DROP FEATURE name"
+            f"the Delta table at {path} uses a feature that cannot be read ({first_cause(error)}); drop the feature: "
+            f"ALTER TABLE delta.`{path}` DROP FEATURE name"
         ) from error
     except DeltaError as error:
         at = "" if version is None else f" at version {version}"
-        raise DeltaTableError(f"the Delta table at {path} cannot be read{at}: {_first(error)}") from error
+        raise DeltaTableError(f"the Delta table at {path} cannot be read{at}: {first_cause(error)}") from error
 
 
 def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatchReader:
@@ -417,7 +420,7 @@ def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (),
             configuration=dict(_PROPERTIES),
         )
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise DeltaTableError(f"the Delta table at {path} cannot be created: {_first(error)}") from error
+        raise DeltaTableError(f"the Delta table at {path} cannot be created: {first_cause(error)}") from error
 
 
 def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = None) -> int:
@@ -485,7 +488,7 @@ def remember_greatest_key(path: str, key: int) -> None:
     try:
         open_table(path).alter.set_table_properties({GREATEST_KEY: str(key)}, raise_if_not_exists=False)
     except (DeltaError, OSError) as error:
-        raise DeltaTableError(f"the property {GREATEST_KEY} of {path} cannot be set: {_first(error)}") from error
+        raise DeltaTableError(f"the property {GREATEST_KEY} of {path} cannot be set: {first_cause(error)}") from error
 
 
 def has_table(path: str) -> bool:
@@ -504,6 +507,14 @@ def commit_note(commit: Mapping[str, Any]) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def first_cause(error: BaseException) -> str:
+    r"""Return what failed and why in one line; deltalake writes each cause of an error on a line of its own.
+
+    Examples
+    --------
+    >>> first_cause(OSError("Generic error\n  \x1b[31m↳\x1b[0m Unable to open\n  ↳ Permission denied"))
+    'Generic error: Permission denied'
+    """
+    lines = [_MARKS.sub("", line).strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line] or [type(error).__name__]
+    return ": ".join(dict.fromkeys([lines[0], lines[-1]]))

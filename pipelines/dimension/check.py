@@ -58,6 +58,14 @@ def came_before(role: str) -> str:
     )
 
 
+def carries_others(role: str) -> str:
+    """Return the name of a finding: facts whose carried columns are not those of their member."""
+    return (
+        f"facts of role {role} carry other values than their member has now; docs/operations.md, 'Facts that carry "
+        "earlier values', has the statement that corrects them"
+    )
+
+
 @dataclass(frozen=True)
 class Finding:
     """A violation of a rule by a dimension, or rows that a declared policy leaves as they are.
@@ -157,6 +165,8 @@ class Audit:
         self._replicated = replicated
         self._names = [f"k{position}" for position in range(len(dimension.natural_key))]
         self._key = ", ".join(self._names)
+        self._attributes = {each.name: f"a{place}" for place, each in enumerate(replicated.attributes)}
+        self._carried: dict[str, tuple[str, list[str]]] = {}  # table of facts, and carried attributes, by role
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -171,7 +181,7 @@ class Audit:
         self._stack.close()
 
     def findings(self) -> list[Finding]:
-        """Return the violated rules, and the facts that came before their member, which a policy leaves as they are."""
+        """Return the violated rules, and facts that stay as they are: see `came_before` and `carries_others`."""
         found = [
             Finding(
                 rule.rule,
@@ -184,7 +194,8 @@ class Audit:
             finding for finding, _ in (*self._value_findings(), *self._property_findings(), *self._replica_findings())
         ]
         lookups = [item for item in self._config.lookups if item.dimension == self._dimension.name]
-        return [each for each in [*found, *others, *map(self._came_before, lookups)] if each.rows]
+        left = [*map(self._came_before, lookups), *(self._carries_others(each) for each in self._carried)]
+        return [each for each in [*found, *others, *left] if each.rows]
 
     def repairs(self) -> list[Repair]:
         """Return the repair of each finding, in execution order."""
@@ -267,6 +278,7 @@ class Audit:
                 ("key", pa.int64()),
                 *zip(self._names, kinds, strict=True),
                 ("needs", pa.int64()),
+                *((self._attributes[each.name], each.type) for each in replicated.attributes),
             ]
         )
         load_rows(self._db, "members", schema)
@@ -278,7 +290,8 @@ class Audit:
             places = pa.array(np.arange(position, position + rows.num_rows))
             surrogate = rows.column(dimension.surrogate_key)
             needs = _needs(sizes, rows, keys, dimension.natural_key)
-            self._insert("members", pa.table([places, surrogate, *keys, needs], schema=schema))
+            attributes = [rows.column(name) for name in self._attributes]
+            self._insert("members", pa.table([places, surrogate, *keys, needs, *attributes], schema=schema))
             position += rows.num_rows
 
     def _load_facts(self) -> None:
@@ -303,11 +316,32 @@ class Audit:
                 f"the fact table {self._config.sink.path} has no column {missing[0]!r}, so the keys of role "
                 f"{item.role!r} cannot be checked; it has {', '.join(there)}"
             )
-        for batch in scan_table(table, list(dict.fromkeys([f"{item.role}_key", *columns]))):
+        carried = [] if mixed_lookup(self._config, item) is not None else [*map(str, item.carry)]
+        carried = [name for name in carried if name in self._attributes and f"{item.role}_{name}" in there]
+        if carried:
+            name = f"carried{len(self._carried)}"
+            self._carried[item.role] = name, carried
+            kinds = [(self._attributes[each], self._replicated.schema.field(each).type) for each in carried]
+            load_rows(self._db, name, pa.schema([*list(schema)[1:], *kinds, ("n", pa.int64())]))
+        wanted = [f"{item.role}_key", *columns, *(f"{item.role}_{name}" for name in carried)]
+        for batch in scan_table(table, list(dict.fromkeys(wanted))):
             keys = [key.values for key in self._dimension.conform_key([batch.column(name) for name in columns])]
             role = pa.repeat(pa.scalar(item.role), batch.num_rows)
             rows = pa.table([role, batch.column(f"{item.role}_key"), *keys], schema=schema)
             self._insert("facts", rows.group_by(schema.names).aggregate([([], "count_all")]))
+            if carried:
+                self._count_carried(item.role, rows, [batch.column(f"{item.role}_{name}") for name in carried])
+
+    def _count_carried(self, role: str, rows: pa.Table, values: Sequence[pa.Array]) -> None:
+        """Count the facts of a role by keys and carried attributes."""
+        name, carried = self._carried[role]
+        for attribute, value in zip(carried, values, strict=True):
+            rows = rows.append_column(self._attributes[attribute], value)
+        columns = ", ".join(rows.column_names[1:])
+        counted = f"SELECT {columns}, count(*) AS n FROM given WHERE key > 0 GROUP BY ALL"
+        self._db.register("given", rows)
+        self._run(f"INSERT INTO {name} {counted}")
+        self._db.unregister("given")
 
     def _insert(self, name: str, rows: pa.Table) -> None:
         self._db.register("given", rows)
@@ -482,6 +516,16 @@ class Audit:
         rows = f"{rows} AND facts.key = {UNKNOWN_KEY} AND kept.key > 0"
         examples = self._examples(f"SELECT DISTINCT {self._key} FROM ({rows})", "{natural}")
         return Finding(came_before(item.role), self._count(rows, of_facts=True), examples, allowed=True)
+
+    def _carries_others(self, role: str) -> Finding:
+        """Return the facts whose carried attributes are not those that their member has."""
+        name, carried = self._carried[role]
+        others = " OR ".join(
+            f"f.{self._attributes[each]} IS DISTINCT FROM kept.{self._attributes[each]}" for each in carried
+        )
+        rows = f"SELECT f.* FROM {name} AS f JOIN kept USING (key, {self._key}) WHERE {others}"
+        examples = self._examples(f"SELECT DISTINCT {self._key} FROM ({rows})", "{natural}")
+        return Finding(carries_others(role), self._count(rows, of_facts=True), examples, allowed=True)
 
     def _property_findings(self) -> list[tuple[Finding, Repair]]:
         found = []

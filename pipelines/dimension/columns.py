@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -12,21 +13,22 @@ from headrace.etl.ranking import key_text, rank_rows
 from headrace.pipelines.config.column_types import arrow_type, type_name
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_twins, takes_files
-from headrace.pipelines.delta.tables import refuse_far_times
+from headrace.pipelines.delta.tables import first_cause, refuse_far_times
 from headrace.pipelines.dimension.schema_changes import SchemaChange, change_schema, is_wider
 from headrace.pipelines.dimension.tables import declared_dimension, opened_dimension
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.hooks import no_hook
 from headrace.storage.format import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from deltalake import DeltaTable
 
     from headrace.etl import Dimension
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["ColumnChange", "add_column", "drop_column", "source_types", "widen_column"]
+__all__ = ["ColumnChange", "add_column", "checked_keys", "drop_column", "source_types", "widen_column"]
 
 _ATTEMPTS: Final = 20
 _NAMED: Final = 5
@@ -61,7 +63,15 @@ class ColumnChange:
     without_member: int | None = None
 
 
-def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: pa.Table | None = None) -> ColumnChange:
+def add_column(
+    config: PipelineConfig,
+    name: str,
+    column: str,
+    kind: str,
+    rows: pa.Table | None = None,
+    *,
+    hook: Callable[[str], None] = no_hook,
+) -> ColumnChange:
     """Add an attribute to a dimension, and fill it from source rows if they are given.
 
     If the column exists with this type, only the values are filled in, so an interrupted call can be repeated.
@@ -74,6 +84,8 @@ def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: 
         Name of the column, and its type as in a pipeline file.
     rows
         Natural keys and values, one row for each member; None to leave the column null.
+    hook
+        Function called once the column was added.
 
     Raises
     ------
@@ -99,6 +111,7 @@ def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: 
     change = SchemaChange(column, None, wanted)
     if not exists:
         change_schema(path, [change])
+        hook("after column")
     done = f"the column {column!r} was there already" if exists else change.told(name, path)
     if values is None:
         return ColumnChange(name, path, column, kind, done)
@@ -242,14 +255,7 @@ def _checked_source(config: PipelineConfig, name: str, column: str, kind: pa.Dat
     missing = [each for each in (*dimension.natural_key, column) if each not in rows.column_names]
     if missing:
         raise DeltaTableError(f"the source has no column {missing[0]!r}; it has {', '.join(rows.column_names)}")
-    dimension.check_stream({each: rows.schema.field(each).type for each in dimension.natural_key})
-    conformed = dimension.conform_key([rows.column(each) for each in dimension.natural_key])
-    keys = [key.values for key in conformed]
-    for each, key in zip(dimension.natural_key, keys, strict=True):
-        if key.null_count:
-            row = pc.index(key.is_null(), pa.scalar(value=True)).as_py() + 1
-            raise DeltaTableError(f"the source's row {row} has no valid {each!r}; correct it, or leave out the row")
-    _refuse_repeated(keys)
+    keys = checked_keys(dimension, rows)
     try:
         values = plain(rows.column(column), kind)
     except pa.ArrowException as error:
@@ -258,6 +264,29 @@ def _checked_source(config: PipelineConfig, name: str, column: str, kind: pa.Dat
         ) from error
     refuse_far_times(pa.table({column: values}), "the source")
     return pa.table([*keys, values], names=[*_key_names(dimension), "value"])
+
+
+def checked_keys(dimension: Dimension, rows: pa.Table) -> list[pa.Array]:
+    """Return the normalized natural keys of source rows.
+
+    Raises
+    ------
+    DeltaTableError
+        If a key is null or occurs twice.
+    """
+    dimension.check_stream({each: rows.schema.field(each).type for each in dimension.natural_key})
+    conformed = dimension.conform_key([rows.column(each) for each in dimension.natural_key])
+    keys = [key.values for key in conformed]
+    for each, key in zip(dimension.natural_key, keys, strict=True):
+        if key.null_count:
+            row = pc.index(key.is_null(), pa.scalar(value=True)).as_py()
+            raise DeltaTableError.of_row(row, partial(_without_key, each))
+    _refuse_repeated(keys)
+    return keys
+
+
+def _without_key(column: str, place: str) -> str:
+    return f"the source has no valid {column!r} in {place}; correct it, or leave out the row"
 
 
 def _refuse_repeated(keys: Sequence[pa.Array]) -> None:
@@ -339,5 +368,5 @@ def _merged(table: DeltaTable, path: str, key: str, column: str, changes: pa.Tab
     except CommitFailedError:
         return False
     except (DeltaError, OSError) as error:
-        raise DeltaTableError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
+        raise DeltaTableError(f"{path} cannot be written: {first_cause(error)}") from error
     return True

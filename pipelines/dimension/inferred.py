@@ -14,9 +14,9 @@ from headrace.pipelines.errors import DeltaTableError
 if TYPE_CHECKING:
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["InferredMembers", "inferred_members"]
+__all__ = ["FLAG", "InferredMembers", "inferred_members", "require_flag"]
 
-_FLAG = "is_inferred"
+FLAG = "is_inferred"
 
 
 class InferredMembers(NamedTuple):
@@ -54,19 +54,24 @@ def inferred_members(config: PipelineConfig, name: str, limit: int | None = None
     """
     table, path = opened_dimension(config, name)
     schema = plain_schema(pa.schema(table.schema().to_arrow()))
-    if _FLAG not in schema.names or schema.field(_FLAG).type != pa.bool_():
-        raise DeltaTableError(
-            f"dimension {name!r}: the Delta table {path} has no boolean column {_FLAG!r}, so inferred members are not "
-            f"marked; it has {', '.join(schema.names)}; add it: headrace dimension add-column {name} {_FLAG} boolean"
-        )
+    require_flag(schema, name, path)
     declared, key = config.dimensions[name], config.surrogate_key(name)
     spelled = [each for each in (f"{column}_spelled" for column in declared.natural_key) if each in schema.names]
     wanted = list(dict.fromkeys([key, *declared.natural_key, *spelled]))
     kept = pa.schema([schema.field(each) for each in wanted]).empty_table()
     total = 0
-    for batch in scan_table(table, [*wanted, _FLAG]):
-        rows = pa.Table.from_batches([batch.filter(pc.fill_null(batch.column(_FLAG), fill_value=False))]).select(wanted)
+    for batch in scan_table(table, [*wanted, FLAG]):
+        rows = pa.Table.from_batches([batch.filter(pc.fill_null(batch.column(FLAG), fill_value=False))]).select(wanted)
         total += rows.num_rows
         kept = pa.concat_tables([kept.cast(rows.schema), rows]).sort_by(key)
         kept = kept if limit is None else kept.slice(0, limit)
     return InferredMembers(table.version(), total, kept)
+
+
+def require_flag(schema: pa.Schema, name: str, path: str) -> None:
+    """Raise `DeltaTableError` if the table of a dimension does not mark inferred members."""
+    if FLAG not in schema.names or schema.field(FLAG).type != pa.bool_():
+        raise DeltaTableError(
+            f"dimension {name!r}: the Delta table {path} has no boolean column {FLAG!r}, so inferred members are not "
+            f"marked; it has {', '.join(schema.names)}; add it: headrace dimension add-column {name} {FLAG} boolean"
+        )

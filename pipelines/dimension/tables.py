@@ -43,8 +43,12 @@ __all__ = [
     "declared_dimension",
     "describe_dimension",
     "find_members",
+    "member_columns",
+    "members_with",
     "opened_dimension",
     "plan_repair",
+    "refuse_creation",
+    "refuse_long_members",
     "replicated",
 ]
 
@@ -124,9 +128,41 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     Raises
     ------
     DeltaTableError
-        If the table already exists, or cannot hold a column or a value, or facts carry numbers of its members.
+        If the table already exists, or cannot hold a column or a value, a declared column is missing in `rows`, or
+        facts carry numbers of its members.
     DimensionError
         If a natural key is null or occurs twice, or a value does not fit the type of its column.
+    """
+    refuse_creation(config, name)
+    path = _declared(config, name).path
+    schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
+    dimension = declared_dimension(config, name, schema)
+    label = f"dimension {name!r}"
+    missing = [
+        each
+        for each in dimension.schema.names
+        if each not in rows.column_names and each not in dimension.spellings.values()
+    ]
+    if missing:
+        near = nearest(missing[0], rows.column_names)
+        raise DeltaTableError(
+            f"{label}: the source has no column {missing[0]!r}{near}; it has {', '.join(rows.column_names)}"
+        )
+    refuse_twins(dimension.table_schema.names, label)
+    refuse_float_keys(dimension.key_schema, label)
+    refuse_long_members(config, dimension, rows)
+    members = write_dimension(path, dimension, rows)
+    remember_greatest_key(path, members)
+    return describe_dimension(config, name)
+
+
+def refuse_creation(config: PipelineConfig, name: str) -> None:
+    """Refuse to create a dimension that has a history or a table, or whose members facts refer to.
+
+    Raises
+    ------
+    DeltaTableError
+        Says what to do instead.
     """
     path = _declared(config, name).path
     if _declared(config, name).history is not None:
@@ -142,15 +178,17 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             "that the next run loads all files again"
         )
     refuse_numbering_again(config, name)
-    schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
-    dimension = declared_dimension(config, name, schema)
-    label = f"dimension {name!r}"
-    refuse_twins(dimension.table_schema.names, label)
-    refuse_float_keys(dimension.key_schema, label)
-    _refuse_long_members(config, dimension, rows)
-    members = write_dimension(path, dimension, rows)
-    remember_greatest_key(path, members)
-    return describe_dimension(config, name)
+
+
+def member_columns(config: PipelineConfig, name: str) -> tuple[pa.Schema | None, tuple[str, ...]]:
+    """Return the columns of files of members, and those of them that files may lack: spellings of natural keys.
+
+    None stands for the columns that the files have.
+    """
+    declared = _declared(config, name)
+    if declared.columns is None:
+        return None, ()
+    return arrow_schema(declared.columns), tuple(spellings(declared).values())
 
 
 def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
@@ -275,7 +313,7 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     )
     hidden = () if declared.history is None else (SEQUENCE, ENTRIES)
     columns = [column for column in _types_of(table).names if column not in hidden]
-    return _semi_join(table, dimension, wanted, columns)
+    return members_with(table, dimension, wanted, columns)
 
 
 def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
@@ -300,7 +338,7 @@ def _table_schema(name: str, given: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
+def refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
     """Raise an error if a source row yields a member that fits in no page of a replica."""
     kept = replicated(config, dimension)
     if not rows.num_rows or any(name not in rows.column_names for name in kept.natural_key):
@@ -323,7 +361,8 @@ def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.
         raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
-def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table, columns: Sequence[str]) -> FoundMembers:
+def members_with(table: DeltaTable, dimension: Dimension, wanted: pa.Table, columns: Sequence[str]) -> FoundMembers:
+    """Return columns of the members with the given normalized natural keys."""
     keys = [f"{_KEY} {position}" for position in range(wanted.num_columns)]
     using = ", ".join(map(_quoted, keys))
     wanted = wanted.rename_columns(keys).append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))

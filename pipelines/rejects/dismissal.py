@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.pipelines.batch.resolutions import IDENTITY, RESOLUTION_SCHEMA, Action, resolution_rows
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.delta.tables import create_table, has_table, open_table
+from headrace.pipelines.delta.tables import create_table, first_cause, has_table, open_table
 from headrace.pipelines.errors import DeltaTableError, RejectedRowsError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.rejects.rows import OPEN, Selection, rejects
@@ -91,6 +91,4 @@ def _append(path: str, rows: pa.Table) -> None:
     try:
         write_deltalake(open_table(path), rows, mode="append")
     except (DeltaError, OSError) as error:
-        raise DeltaTableError(
-            f"{path} cannot be written: {str(error).splitlines()[0]}; nothing was dismissed"
-        ) from error
+        raise DeltaTableError(f"{path} cannot be written: {first_cause(error)}; nothing was dismissed") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -226,7 +227,7 @@ class KeyCodec:
                 given = column.slice(row, 1)
                 null = not given[0].is_valid
                 cause = "is null, but a key never is" if null else f"is {shown(given)}, which {dtype} cannot hold"
-                raise KeyInputError(f"key column {name!r} {cause} (row {row})")
+                raise KeyInputError.of_row(row, partial("key column {!r} {} ({})".format, name, cause))
             arrays.append(array)
         return self.pack(arrays)
 

@@ -175,8 +175,6 @@ class LeafEncoder:
         Keys in ascending order.
     payload
         One array for each payload column, in stored types.
-    first_row
-        Number of the first row, for messages.
     room
         See `PhysicalRows`.
 
@@ -192,13 +190,11 @@ class LeafEncoder:
         keys: Keys,
         payload: Sequence[pa.Array],
         *,
-        first_row: int = 0,
         room: WordRoom | None = None,
     ) -> None:
-        _check_key_lengths(layout, keys, first_row)
+        _check_key_lengths(layout, keys)
         self._layout = layout
         self._keys = keys
-        self._first_row = first_row
         physical = PhysicalRows(layout, keys, payload, room)
         self._rows, self._columns = physical.rows, physical.columns
 
@@ -220,8 +216,8 @@ class LeafEncoder:
         ends, too_long = _encode_kernels.plan_leaves(self._columns, self._rows, limit, self._layout.page_size, breaks)
         if too_long >= 0:
             raise InputError(
-                f"row {self._first_row + too_long} (key {self._layout.codec.describe(self._keys, too_long)}) does not "
-                f"fit in a page of {self._layout.page_size} bytes; shorten it or use larger pages"
+                f"the row with the key {self._layout.codec.describe(self._keys, too_long)} does not fit in a page of "
+                f"{self._layout.page_size} bytes; shorten it or use larger pages"
             )
         return ends
 
@@ -232,13 +228,13 @@ class LeafEncoder:
         return EncodedLeaves(pages, np.concatenate([np.zeros(1, dtype=np.int64), ends]))
 
 
-def _check_key_lengths(layout: LeafLayout, keys: Keys, first_row: int) -> None:
+def _check_key_lengths(layout: LeafLayout, keys: Keys) -> None:
     if keys.offsets is None or len(keys) == 0:
         return
     lengths = np.diff(keys.offsets)
     longest = int(np.argmax(lengths))
     if lengths[longest] > key_limit(layout.page_size):
         raise InputError(
-            f"the key of row {first_row + longest} takes {lengths[longest]} bytes, but pages of {layout.page_size} "
-            f"hold keys of at most {key_limit(layout.page_size)}; use larger pages or a shorter key"
+            f"the key {layout.codec.describe(keys, longest)} takes {lengths[longest]} bytes, but pages of "
+            f"{layout.page_size} hold keys of at most {key_limit(layout.page_size)}; use larger pages or a shorter key"
         )

@@ -199,7 +199,7 @@ class TableWriter:
     def _encode(self, rows: _Rows, *, keep_open: bool) -> int:
         """Write the pages that rows fill and return how many rows that are."""
         self._check_order(rows.keys)
-        encoder = LeafEncoder(self._layout, rows.keys, rows.payload, first_row=self._rows, room=self._room)
+        encoder = LeafEncoder(self._layout, rows.keys, rows.payload, room=self._room)
         ends = encoder.plan(self._limit)
         if keep_open:
             ends = ends[:-1]

@@ -327,6 +327,9 @@ def _refuse_null_of(rows: Rows, name: str) -> None:
 def _refuse_null(column: pa.Array, name: str, first_row: int) -> None:
     if column.null_count:
         row = first_row + column.is_null().index(pa.scalar(value=True)).as_py()
-        raise KeyInputError(
-            f"key column {name!r} is null, but a key never is (row {row}); leave such rows out or give them one"
+        raise KeyInputError.of_row(
+            row,
+            lambda place: (
+                f"key column {name!r} is null, but a key never is ({place}); leave such rows out or give them one"
+            ),
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.storage.errors import RecordFileError
     from headrace.storage.records.formats import COMPRESSIONS, SUFFIXES, Kind, RecordFormat, compression_of, kind_of
-    from headrace.storage.records.inference import infer_columns, sound_batches, with_delimiter
+    from headrace.storage.records.inference import infer_columns, record_place, sound_batches, with_delimiter
     from headrace.storage.records.originals import (
         INEXACT,
         Originals,
@@ -46,6 +46,7 @@ __all__ = [
     "raw_records",
     "read_originals",
     "read_records",
+    "record_place",
     "shown_texts",
     "sound_batches",
     "split",
@@ -73,6 +74,7 @@ _HOMES = {
     "read_originals": "headrace.storage.records.originals",
     "read_records": "headrace.storage.records.reading",
     "shown_texts": "headrace.storage.records.records",
+    "record_place": "headrace.storage.records.inference",
     "sound_batches": "headrace.storage.records.inference",
     "split": "headrace.storage.records.pieces",
     "with_delimiter": "headrace.storage.records.inference",

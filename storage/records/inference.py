@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.records.formats import StrPath
 
-__all__ = ["infer_columns", "sound_batches", "with_delimiter"]
+__all__ = ["infer_columns", "record_place", "sound_batches", "with_delimiter"]
 
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_LINES = 1 << 16
@@ -97,11 +97,12 @@ def sound_batches(path: StrPath, form: RecordFormat) -> Iterator[pa.RecordBatch]
         if records.rejects.num_rows:
             cause = records.rejects.slice(0, 1).to_pylist()[0]
             number = records.numbers[cause["row"]].as_py()
-            raise RecordFileError(f"{path}, {_place(number, form)}{_told(cause)}", cause["column"])
+            raise RecordFileError(f"{path}, {record_place(number, form)}{_told(cause)}", cause["column"])
         yield records.rows
 
 
-def _place(number: int, form: RecordFormat) -> str:
+def record_place(number: int, form: RecordFormat) -> str:
+    """Return where a record is in its file, for messages; `number` counts from 1, without a heading."""
     headed = form.kind == "csv" and form.header
     return f"record {number + 1} (the heading is record 1)" if headed else f"record {number}"
 
@@ -111,7 +112,12 @@ def _told(cause: dict[str, Any]) -> str:
         return f": {cause['reason']}"
     if cause["value"] is None:
         return f", column {cause['column']!r}: {cause['reason']}"
-    return f", column {cause['column']!r}: {cause['value']!r} {cause['reason']}"
+    return f", column {cause['column']!r}: {_quoted(cause['value'])} {cause['reason']}"
+
+
+def _quoted(value: str) -> str:
+    r"""Return a value in quotes, on one line; a byte that is not in the encoding is ``\xNN`` in it already."""
+    return repr(value).replace("\\\\", "\\")
 
 
 @dataclass

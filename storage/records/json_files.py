@@ -26,6 +26,9 @@ __all__ = ["json_records", "json_rows"]
 
 _ROWS = (1 << 16) - 40  # no power of two: columns would share lines of the processor's cache
 _LEAST_ROWS = 1 << 10
+_MISSING = (
+    "is missing; write null for no value (a source of a pipeline with `missing_fields: null` takes records without it)"
+)
 _FIELDS = 1 << 19
 _KINDS = {
     kernels.NUMBER: "a JSON number",
@@ -150,9 +153,7 @@ class _Block:
         wrong, expected = _wrong_kinds(kinds, field.type)
         if form.missing_fields == "error":
             for row in np.flatnonzero(kinds == kernels.MISSING):
-                rejected.add(
-                    int(row), field.name, None, "is missing; declare `missing_fields: null` to load it as null"
-                )
+                rejected.add(int(row), field.name, None, _MISSING)
         for row in np.flatnonzero(wrong):
             value = self._text(self.starts[place, row], self.stops[place, row])
             rejected.add(int(row), field.name, value, f"is {_KINDS[int(kinds[row])]}, not {expected}")

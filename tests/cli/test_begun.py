@@ -59,9 +59,13 @@ def test_a_failure_before_the_first_batch_left_nothing(invoke, arguments, text):
 def test_a_failure_within_a_batch_left_what_was_committed(invoke, shop):
     (shop / "changes" / "1.csv").write_text("id,city,since\n1,Oslo,2024-01-01\n")
     assert invoke("dimension", "apply", "customer", "changes").code == 0
-    (shop / "changes" / "2.csv").write_text("id,town,since\n1,Oslo,2024-02-01\n")
+    (shop / "pipeline.yml").write_text(f"{PIPELINE}trigger: {{max_files: 1}}\n")
+    (shop / "changes" / "2.csv").write_text("id,city,since\n2,Oslo,2024-01-01\n")
+    (shop / "changes" / "3.csv").write_text("id,town,since\n1,Oslo,2024-02-01\n")
     outcome = invoke("dimension", "apply", "customer", "changes")
     assert left(outcome) == "changes that were committed; run again to continue"
+    outcome = invoke("dimension", "apply", "customer", "changes")
+    assert left(outcome) == "no change was applied"
 
 
 def test_a_listing_begins_nothing():

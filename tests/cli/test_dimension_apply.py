@@ -186,6 +186,13 @@ def test_compaction_changes_no_row(invoke, shop):
         (["customer", "nowhere"], "there is no file or folder"),
         (["customer", "in"], "has no files"),
         (["customer", "pipeline.yml"], "do not say one format"),
+        (["customer", "changes", "--snapshot", "2025-02-01"], "add --sequence with a value"),
+        (
+            ["customer", "changes", "--snapshot", "x", "--sequence", "9"],
+            "--snapshot 'x': the time of the snapshot is no",
+        ),
+        (["customer", "changes", "--sequence", "9"], "--sequence belongs to --snapshot"),
+        (["customer", "changes", "--missing", "delete"], "--missing belongs to --snapshot"),
     ],
 )
 def test_what_cannot_be_applied_is_refused_before_anything_is_written(invoke, shop, arguments, message):
@@ -193,6 +200,19 @@ def test_what_cannot_be_applied_is_refused_before_anything_is_written(invoke, sh
     assert outcome.code == 1
     assert message in " ".join(outcome.err.split())
     assert not (shop / "w").exists()
+
+
+@pytest.mark.parametrize("options", [["--snapshot", "2025-02-01"], ["--sequence", "9"]])
+def test_options_of_a_snapshot_are_corrected_in_the_command(invoke, options):
+    outcome = invoke("dimension", "apply", "customer", "changes", *options)
+    assert "go on  correct the command; its arguments: headrace dimension apply --help" in outcome.err
+
+
+def test_a_first_apply_that_fails_left_nothing(invoke, shop):
+    (shop / "changes" / "1.csv").write_text("op;id;citty;phone;since;n\nI;7;Oslo;1;2024-01-01;1\n")
+    outcome = invoke("dimension", "apply", "customer", "changes")
+    assert outcome.code == 1
+    assert "left   no change was applied" in outcome.err
 
 
 def test_a_file_without_a_column_is_refused(invoke, shop):
@@ -302,7 +322,7 @@ def test_members_are_counted_beside_their_versions(invoke):
 
 def test_a_lookup_leaves_out_what_the_history_keeps_for_itself(invoke):
     invoke("dimension", "apply", "customer", "changes")
-    found = invoke("dimension", "lookup", "customer", "7", "--json").document
+    found = invoke("dimension", "lookup", "customer", "7", "--json").document["members"]
     assert sorted(each["city"] for each in found) == ["Bergen", "Oslo"]
     assert not {"_sequence", "_entries"} & set(found[0])
     assert "_entries" not in invoke("dimension", "lookup", "customer", "7").out

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.cli.arguments.streams import CsvFormat, open_stream
 from headrace.cli.reporting.errors import InputFileError
+from headrace.storage.errors import InputError
 
 
 def rows_of(path, **options):
@@ -77,6 +78,15 @@ def test_a_stream_may_be_read_twice(tmp_path):
     assert [batch.num_rows for _ in range(2) for batch in stream.batches()] == [1, 1]
 
 
+def test_a_row_is_placed_in_its_file_across_batches(tmp_path):
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"k": range(10)}), tmp_path / f"{name}.parquet")
+    stream = open_stream(tmp_path, batch_rows=3)
+    assert sum(batch.num_rows for batch in stream.batches()) == 20
+    with pytest.raises(InputError, match=r"bad: .*b\.parquet, record 8$"), stream.placing():
+        raise InputError.of_row(17, "bad: {}".format)
+
+
 BAD = {
     "missing": (lambda _: None, "there is no file or folder"),
     "empty folder": (lambda path: path.mkdir(), "holds no files"),
@@ -118,7 +128,7 @@ BAD = {
     "no header": (lambda path: (path.mkdir(), write(path / "a.csv", "")), "does not begin with a line of column names"),
     "text that is not UTF-8": (
         lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n1,M\xfcller\n")),
-        r"a\.csv, record 2 .*, column 'b': 'M\\\\xfcller' is not UTF-8 \(byte 0xfc\)",
+        r"a\.csv, record 2 .*, column 'b': 'M\\xfcller' is not UTF-8 \(byte 0xfc\)",
     ),
     "text that is not UTF-8 behind a mebibyte": (
         lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n" + b"1,b\n" * 400_000 + b"1,\xfc\n")),

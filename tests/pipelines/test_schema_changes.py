@@ -15,6 +15,7 @@ from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.dimension import schema_changes
 from headrace.pipelines.dimension.columns import add_column, drop_column, widen_column
+from headrace.pipelines.dimension.completing import complete_members, completing_columns
 from headrace.pipelines.dimension.inferred import inferred_members
 from headrace.pipelines.dimension.schema_changes import is_wider
 from headrace.pipelines.dimension.tables import check_dimension, create_dimension
@@ -131,6 +132,34 @@ def test_declared_columns_are_added_and_widened_once_and_facts_carry_them(projec
 
 
 @pytest.mark.spark
+def test_late_records_complete_members_and_a_statement_corrects_their_facts(project, spark):
+    project.declare(COLUMNS, carry=["city", "size"])
+    project.put(1, "A", "x", "y")
+    run(project.folder / "p.yml")
+    types = completing_columns(project.config, "k")
+    done = complete_members(project.config, "k", pa.table([["X"], ["Bern"], [7]], schema=types))
+    assert (done.completed, done.inferred) == (1, 1)
+    (finding,) = check_dimension(project.config, "k")
+    assert (finding.rule.startswith("facts of role a carry other values"), finding.rows, finding.allowed) == (
+        True,
+        1,
+        True,
+    )
+    spark.sql(f"""
+        MERGE INTO delta.`{project.folder}/w/facts` AS fact
+        USING delta.`{project.path}` AS member
+        ON fact.a_key = member.k_key AND fact.a_key > 0
+          AND NOT (fact.a_city <=> member.city AND fact.a_size <=> member.size)
+        WHEN MATCHED THEN UPDATE SET a_city = member.city, a_size = member.size
+    """)
+    assert check_dimension(project.config, "k") == []
+    project.put(2, "X", "Y")
+    run(project.folder / "p.yml")
+    found = {row["id"]: (row["a_city"], row["a_size"]) for row in project.facts().values()}
+    assert found == {10: ("Rome", 1), 11: ("Bern", 7), 12: (None, None), 20: ("Bern", 7), 21: (None, None)}
+
+
+@pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_a_replica_follows_filled_values_and_removed_columns(project):
     project.declare(COLUMNS, carry=["city"])
@@ -217,7 +246,7 @@ REFUSED = [
     ),
     (
         lambda config: add_column(config, "k", "n", "int", pa.table({"code": ["a", None], "n": [1, 2]})),
-        "row 2 has no valid",
+        "no valid 'code' in row 1",
     ),
     (lambda config: add_column(config, "k", "n", "int", pa.table({"code": ["a"], "n": ["x"]})), "does not fit int"),
     (lambda config: add_column(config, "k", "n", "int", pa.table({"code": ["a"]})), "the source has no column 'n'"),

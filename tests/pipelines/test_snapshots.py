@@ -149,7 +149,11 @@ def test_a_late_snapshot_finds_what_was_missing_then(shop):
 
 @pytest.mark.parametrize(
     ("day", "sequence", "message"),
-    [("2024-13-01", "1", "is no date32"), ("2024-01-01", None, "needs one"), ("2024-01-01", "one", "is no int64")],
+    [
+        ("2024-13-01", "1", "is no date"),
+        ("2024-01-01", None, "add --sequence"),
+        ("2024-01-01", "one", "is no bigint"),
+    ],
 )
 def test_options_that_do_not_fit(shop, day, sequence, message):
     with pytest.raises(PipelineFileError, match=message):

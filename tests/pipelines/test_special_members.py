@@ -11,6 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from headrace.etl import DeclarationError, Dimension, SpecialMembers
 from headrace.pipelines.batch.preparation import check_pipeline
+from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.support import describe
 from headrace.pipelines.delta.tables import open_table
@@ -203,7 +204,9 @@ def row_of_t(project, code, key):
 
 def test_the_check_finds_missing_and_altered_members_and_facts_that_are_sent_wrongly(project):
     config = load_pipeline(project / "p.yml")
-    create_dimension(config, "k", pa.table({"c": pa.array([7], pa.int32()), "city": ["Rome"]}))
+    columns = pa.schema(arrow_schema(config.dimensions["k"].columns))
+    rows = pa.Table.from_pylist([{"c": 7, "city": "Rome"}], columns)
+    create_dimension(config, "k", rows)
     facts = {"id": [1, 2, 3], "code": [7, None, 7], "a_key": [-2, -2, 1]}
     write_deltalake(str(project / "w/facts"), pa.table(facts))
     (finding,) = check_dimension(config, "k")

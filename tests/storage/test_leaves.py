@@ -263,7 +263,7 @@ def test_rows_without_any_bytes_are_bounded_by_the_page_size():
 
 def test_a_row_beyond_a_page_is_named():
     table = pa.table({"k": [1, 2], "v": ["short", "x" * 5000]})
-    with pytest.raises(InputError, match=r"row 1 \(key k=2\) does not fit in a page of 4096 bytes"):
+    with pytest.raises(InputError, match="the row with the key k=2 does not fit in a page of 4096 bytes"):
         Encoded(table, ["k"])
 
 
@@ -273,7 +273,7 @@ def test_a_row_beyond_the_limit_has_a_page_of_its_own():
 
 
 def test_a_key_beyond_a_quarter_of_a_page_is_named():
-    with pytest.raises(InputError, match="key of row 1 takes 1025 bytes, but pages of 4096 hold keys of at most 1024"):
+    with pytest.raises(InputError, match=r"key k=x+\.\.\. takes 1025 bytes, but .* keys of at most 1024"):
         Encoded(pa.table({"k": ["a", "x" * 1025]}), ["k"])
 
 

@@ -43,7 +43,7 @@ def test_an_object_is_a_record(lines, line, expected):
     [
         ('{"ID":1,"c":"x"}', "ID", "is a field that is not declared (did it mean 'id'?)"),
         ('{"id":1,"c":"x","d":2}', "d", "is a field that is not declared"),
-        ('{"id":1}', "c", "is missing; declare `missing_fields: null`"),
+        ('{"id":1}', "c", "is missing; write null for no value (a source of a pipeline with `missing_fields: null`"),
         ('{"id":1,"c":"x","id":2}', "id", "is a field that is there twice"),
         ('{"id":1.0,"c":"x"}', "id", "is not a whole number"),
         ('{"id":1e3,"c":"x"}', "id", "is not a whole number"),
