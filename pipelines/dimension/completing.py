@@ -20,7 +20,7 @@ from headrace.pipelines.delta.reads import plain_schema
 from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.delta.tables import first_cause, refuse_far_times
 from headrace.pipelines.dimension.columns import checked_keys
-from headrace.pipelines.dimension.inferred import FLAG, require_flag
+from headrace.pipelines.dimension.inferred import FLAG, inferred_members, require_flag
 from headrace.pipelines.dimension.tables import (
     declared_dimension,
     members_with,
@@ -141,18 +141,11 @@ def complete_members(config: PipelineConfig, name: str, rows: pa.Table) -> Compl
         _refuse_other(name, [key.take(pa.array(place[differs & ~inferred])) for key in keys])
         changes = given.append_column(surrogate, members.column(surrogate)).filter(pa.array(inferred))
         if not changes.num_rows or _merged(table, path, surrogate, attributes, changes):
-            done = changes.num_rows
-            left = _inferred(config, name)
+            done, left = changes.num_rows, inferred_members(config, name, 0).total
             return Completion(name, path, done, rows.num_rows - done, left)
     raise DeltaTableError(
         f"other writers won {_ATTEMPTS} attempts to complete members of dimension {name!r}; run again when they ended"
     )
-
-
-def _inferred(config: PipelineConfig, name: str) -> int:
-    from headrace.pipelines.dimension.inferred import inferred_members  # noqa: PLC0415 - beside the other reader
-
-    return inferred_members(config, name, 0).total
 
 
 def _refuse_unknown(name: str, keys: Sequence[pa.Array], unknown: Sequence[int]) -> None:
