@@ -518,12 +518,12 @@ def test_expressions_read_local_times_in_utc_and_a_source_reads_them_in_its_zone
     derived = {
         "cast": "CAST(l AS timestamp)",
         "moved": "to_utc_timestamp(l, 'Europe/Berlin')",
-        "day": "CAST(from_utc_timestamp(at - interval 3 hours, 'Europe/Berlin') AS date)",
+        "day": "CAST(from_utc_timestamp(at - interval 90 minutes, 'Europe/Berlin') AS date)",
     }
     steps = [{"derive": derived}]
     facts, causes = loaded({"l": "string", "at": "timestamp"}, steps, lines, zone="Europe/Berlin")
     told = {at: [row[name].strftime("%H:%M") for name in ("at", "cast", "moved")] for at, row in facts.items()}
     assert told == {0: ["00:30", "01:30", "00:30"], 2: ["01:30", "03:30", "01:30"], 3: ["00:30", "02:30", "01:30"]}
-    assert [facts[at]["day"] for at in (0, 2)] == [dt.date(2024, 3, 30), dt.date(2024, 3, 30)]
+    assert [facts[at]["day"] for at in (0, 2)] == [dt.date(2024, 3, 31)] * 2
     assert set(causes) == {1}
     assert causes[1].startswith("at = 2024-03-31 02:30")
