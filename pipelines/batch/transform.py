@@ -5,7 +5,8 @@ batch. The analyzed plans must be row-wise and deterministic (`headrace.pipeline
 gives the same rows. `Transform.apply` then rebuilds these plans over the frame of a batch:
 
 - The columns of Headrace (origin, state, causes, notes) pass through, whatever a step selects or renames.
-- Only open rows are computed. A row for which an expression fails is rejected with the expression as its cause.
+- Only open rows are computed. A row for which an expression fails is rejected with the expression as its cause, and so
+  is one for which it gives a time outside the years 1 to 9999, which many readers of tables cannot hold.
 - A row that a condition removes gets the state `FILTERED`, so that the next stage counts it.
 - A function in Python would run on every row. So the open rows are separated before it, and the others bypass it.
 """
@@ -29,10 +30,12 @@ from headrace.pipelines.errors import PipelineFileError
 from headrace.pipelines.spark.columns import quoted, spark_schema
 from headrace.pipelines.spark.frame import FILE, MALFORMED, NOTE, RECORD_NUMBER, STATE, State
 from headrace.pipelines.spark.plans import (
+    TIMES,
     NotRowWiseError,
     RowWiseNode,
     analyzed,
     as_column,
+    failing,
     renumbered,
     row_wise_nodes,
 )
@@ -367,9 +370,7 @@ def _computed(frame: DataFrame, node: RowWiseNode, label: str) -> DataFrame:
     if node.condition is None:
         places = {name: at for at, name in enumerate(attempts)}
         values = [
-            as_column(item.named)
-            if item.simple
-            else functions.col(f"_result_{places[item.name]}").getField("value").alias(item.name)
+            as_column(item.named) if item.simple else _value(places[item.name], item.expression).alias(item.name)
             for item in node.items
         ]
     own = {STATE: state.alias(STATE), MALFORMED: malformed.alias(MALFORMED)}
@@ -391,8 +392,36 @@ def _attempted(expression: Any) -> Column:
     catalyst = jvm.org.apache.spark.sql.catalyst.expressions
     text = jvm.org.apache.spark.sql.types.DataTypes.StringType
     name = catalyst.Literal(jvm.org.apache.spark.unsafe.types.UTF8String.fromString("value"), text)
-    struct = catalyst.CreateNamedStruct(jvm.PythonUtils.toSeq([name, expression]))
+    struct = catalyst.CreateNamedStruct(jvm.PythonUtils.toSeq([name, failing(expression)]))
     return as_column(catalyst.TryEval(struct))
+
+
+def _result(at: int) -> Column:
+    from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
+
+    return functions.col(f"_result_{at}").getField("value")
+
+
+def _value(at: int, expression: Any) -> Column:
+    """Return the value of an attempt; null if it is a time outside the years 1 to 9999."""
+    from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
+
+    outside = _outside(_result(at), expression)
+    return _result(at) if outside is None else functions.when(~outside, _result(at))
+
+
+def _outside(value: Column, expression: Any) -> Column | None:
+    """Return whether the value of an expression is outside the years 1 to 9999 (in UTC); None if it has no year."""
+    from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
+
+    kind = str(expression.dataType().simpleString())
+    if kind not in TIMES:
+        return None
+    zone = "Z" if kind == "timestamp" else ""
+    bounds = ("0001-01-01", "9999-12-31")
+    if kind != "date":
+        bounds = (f"{bounds[0]}T00:00:00{zone}", f"{bounds[1]}T23:59:59.999999{zone}")
+    return ~value.between(*(functions.lit(bound).cast(kind) for bound in bounds))
 
 
 def _judged(node: RowWiseNode, attempts: dict[str, Any], label: str) -> tuple[Column, Column]:
@@ -410,6 +439,12 @@ def _judged(node: RowWiseNode, attempts: dict[str, Any], label: str) -> tuple[Co
         functions.when(failed, _cause(name, expression, label))
         for failed, (name, expression) in zip(failures, attempts.items(), strict=True)
     ]
+    for at, (name, expression) in enumerate(attempts.items()):
+        outside = _outside(_result(at), expression)
+        if outside is not None:
+            failures.append(_is_open() & outside)
+            reason = f"{label}: {_shortened(expression.sql())} is not within the years 1 to 9999"
+            causes.append(functions.when(failures[-1], _told(name, _result(at).cast("string"), reason)))
     failed = reduce(or_, failures)
     state = functions.when(failed, _state(State.MALFORMED)).otherwise(state)
     return state, functions.when(failed, functions.array_compact(functions.array(*causes))).otherwise(malformed)
@@ -428,7 +463,12 @@ def _cause(name: str, expression: Any, label: str) -> Column:
             for column, text in used.items()
         ]
         value = functions.concat_ws(", ", *parts)
-    reason = f"{label}: {_shortened(expression.sql())} fails for this record"
+    return _told(name, value, f"{label}: {_shortened(expression.sql())} fails for this record")
+
+
+def _told(name: str, value: Column, reason: str) -> Column:
+    from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
+
     return functions.struct(
         functions.lit(name or None).cast("string").alias("column"),
         functions.substring(value, 1, _SHOWN).alias("value"),

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Item", "NotRowWiseError", "RowWiseNode", "analyzed", "as_column", "renumbered", "row_wise_nodes"]
+__all__ = [
+    "TIMES",
+    "Item",
+    "NotRowWiseError",
+    "RowWiseNode",
+    "analyzed",
+    "as_column",
+    "failing",
+    "renumbered",
+    "row_wise_nodes",
+]
 
 _REMEDY: Final = "do it in a query over the facts, or before the files arrive"
 _OPERATORS: Final = {
@@ -43,7 +53,8 @@ _OPERATORS: Final = {
     "PythonMapInArrow": "it may add, remove and combine rows; use a udf",
 }
 _TODAY: Final = {"now", "today", "tomorrow", "yesterday"}
-_TIMES: Final = {"date", "timestamp", "timestamp_ntz"}
+TIMES: Final = ("date", "timestamp", "timestamp_ntz")
+"""Spark's names of the types that have a year."""
 
 
 class NotRowWiseError(Exception):
@@ -63,7 +74,7 @@ class Item:
     named
         The same as a named expression, with the id that later nodes refer to.
     simple
-        Whether it passes on a column or a constant, which cannot fail.
+        Whether it passes on a column or a constant that is not a time, which cannot fail.
     """
 
     name: str
@@ -147,6 +158,69 @@ def row_wise_nodes(frame: DataFrame, given: DataFrame) -> tuple[RowWiseNode, ...
     return tuple(reversed(nodes))
 
 
+def failing(expression: Any) -> Any:
+    """Return an analyzed expression that fails where Spark gives a wrong value without an error; else it is the same.
+
+    Spark's conversion of a number to a decimal makes null of NaN and infinity even under ANSI rules, while a conversion
+    of text fails. So the number is converted by way of text: its shortest digits, which Spark uses for the decimal too.
+    Only `try_cast` is to give null. And `date_add` and `date_sub` wrap around at the ends of 32 bits.
+
+    Parameters
+    ----------
+    expression
+        Catalyst expression, analyzed under ANSI rules.
+    """
+    children = list(map(failing, _each(expression.children())))
+    expression = expression.withNewChildren(_jvm().PythonUtils.toSeq(children))
+    kind = _class(expression)
+    if kind in {"DateAdd", "DateSub"}:
+        return _checked_days(expression, kind)
+    if kind != "Cast" or str(expression.evalMode().toString()) == "TRY":
+        return expression
+    for leaf in ("DoubleType", "StringType"):
+        given, wanted = expression.child().dataType(), expression.dataType()
+        way = _by_way_of(given, wanted, getattr(_types(), leaf))
+        if not way.equals(given):
+            child = expression.copy(expression.child(), way, expression.timeZoneId(), expression.evalMode())
+            expression = expression.withNewChildren(_jvm().PythonUtils.toSeq([child]))
+    return expression
+
+
+def _checked_days(expression: Any, kind: str) -> Any:
+    """Return the sum or difference of a date and a number of days with the check of an overflow."""
+    catalyst = _jvm().org.apache.spark.sql.catalyst.expressions
+    day, days = _each(expression.children())
+    ansi = catalyst.EvalMode.ANSI()
+    days = catalyst.Cast(days, _types().IntegerType, _jvm().scala.Option.empty(), ansi)
+    operator = catalyst.Add if kind == "DateAdd" else catalyst.Subtract
+    less_precise = True  # of decimals only
+    context = catalyst.NumericEvalContext(ansi, less_precise)
+    return catalyst.DateFromUnixDate(operator(catalyst.UnixDate(day), days, context))
+
+
+def _by_way_of(given: Any, wanted: Any, leaf: Any) -> Any:
+    """Return a type with another type for each floating-point number in it that is to become a decimal."""
+    kinds = _class(given), _class(wanted)
+    if kinds[0] in {"FloatType$", "DoubleType$"} and kinds[1] == "DecimalType":
+        return leaf
+    if kinds == ("ArrayType", "ArrayType"):
+        return given.copy(_by_way_of(given.elementType(), wanted.elementType(), leaf), given.containsNull())
+    if kinds == ("MapType", "MapType"):
+        key = _by_way_of(given.keyType(), wanted.keyType(), leaf)
+        return given.copy(key, _by_way_of(given.valueType(), wanted.valueType(), leaf), given.valueContainsNull())
+    if kinds == ("StructType", "StructType"):
+        fields = [
+            one.copy(one.name(), _by_way_of(one.dataType(), other.dataType(), leaf), one.nullable(), one.metadata())
+            for one, other in zip(given.fields(), wanted.fields(), strict=True)
+        ]
+        return _types().createStructType(fields)
+    return given
+
+
+def _types() -> Any:
+    return _jvm().org.apache.spark.sql.types.DataTypes
+
+
 def _node(node: Any, kind: str) -> RowWiseNode:
     for expression in _each(node.expressions()):
         _require_deterministic(expression)
@@ -161,7 +235,9 @@ def _node(node: Any, kind: str) -> RowWiseNode:
 
 def _item(named: Any) -> Item:
     expression = named.child() if _class(named) == "Alias" else named
-    return Item(named.name(), expression, named, _class(expression) in {"AttributeReference", "Literal"})
+    kind = _class(expression)
+    simple = kind == "AttributeReference" or (kind == "Literal" and _type(expression) not in TIMES)
+    return Item(named.name(), expression, named, simple)
 
 
 def _refused(node: Any, kind: str) -> NotRowWiseError:
@@ -183,7 +259,7 @@ def _require_deterministic(expression: Any) -> None:
         raise NotRowWiseError(f"a subquery reads rows outside the record; use a lookup, or {_REMEDY}")
     for each in _tree(expression):
         name = _class(each)
-        if each.dataType().simpleString() in _TIMES:
+        if _type(each) in TIMES:
             for text in filter(_names_today, _each(each.children())):
                 raise _changing(f"the text {text.sql()} as a time")
         if name == "VariableReference":
@@ -203,7 +279,7 @@ def _changing(what: str) -> NotRowWiseError:
 
 def _names_today(operand: Any) -> bool:
     """Return whether the operand of a conversion to a time is a constant text such as 'today', in any spelling."""
-    if operand.dataType().simpleString() != "string" or not operand.foldable():
+    if _type(operand) != "string" or not operand.foldable():
         return False
     texts = [each.value() for each in _tree(operand) if _class(each) == "Literal"]
     with suppress(Exception):  # not every constant can be computed before the plan is optimized
@@ -221,6 +297,10 @@ def _tree(expression: Any) -> Iterator[Any]:
 def _contains(expression: Any, pattern: str) -> bool:
     patterns = _jvm().org.apache.spark.sql.catalyst.trees.TreePattern
     return bool(expression.containsPattern(getattr(patterns, pattern)()))
+
+
+def _type(expression: Any) -> str:
+    return str(expression.dataType().simpleString())
 
 
 def _class(node: Any) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import datetime as dt
+import json
 import re
 from decimal import Decimal
 
@@ -390,3 +391,139 @@ def test_expressions_follow_ansi_rules_whatever_the_session_says(shop, spark):
     assert result.total("rejected") == 1
     (error,) = shop.read("facts_errors", "_record_number")
     assert error["reason"] == "price = x: transform.0.derive: CAST(price AS INT) fails for this record"
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """Return a function that runs steps over JSON lines; it returns the facts and the causes, by the record's id."""
+
+    def loads(schema, steps, lines, zone="UTC"):
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        source = {"format": "json", "path": "in", "schema": {"id": "int", **schema}, "time_zone": zone}
+        document = {"name": "facts", "source": source, "transform": steps, "sink": {"path": "w/facts"}}
+        (tmp_path / "pipeline.yml").write_text(yaml.safe_dump(document))
+        run(tmp_path / "pipeline.yml")
+        facts = DeltaTable(str(tmp_path / "w" / "facts")).to_pyarrow_table().to_pylist()
+        errors = []
+        if (tmp_path / "w" / "facts_errors").exists():
+            errors = DeltaTable(str(tmp_path / "w" / "facts_errors")).to_pyarrow_table().to_pylist()
+        causes = {json.loads(row["record"])["id"]: row["reason"] for row in errors}
+        return {row["id"]: row for row in facts}, causes
+
+    return loads
+
+
+def test_what_is_not_a_finite_number_is_no_decimal(loaded):
+    numbers = ["NaN", "inf", "-inf", 999.994, 999.995, 1e300, 1e-320, -0.125, 2.5e-3, None]
+    lines = [{"id": at, "x": number, "f": number if at != 5 else 0} for at, number in enumerate(numbers)]
+    derived = {
+        "dec": "CAST(x AS decimal(5,2))",
+        "list": "CAST(array(x) AS array<decimal(5,2)>)[0]",
+        "other": "CAST(map(1, named_struct('a', f)) AS map<int, struct<a: decimal(5,2)>>)[1].a",
+        "each": "transform(array(x), v -> CAST(v AS decimal(5,2)))[0]",
+        "tried": "try_cast(x AS decimal(5,2))",
+        "wide": "CAST(f AS decimal(20,15))",
+    }
+    steps = [{"derive": derived}]
+    facts, causes = loaded({"x": "double", "f": "float"}, steps, lines)
+    texts = {3: "999.99", 6: "0.00", 7: "-0.13", 8: "0.00"}
+    assert {at: row["dec"] for at, row in facts.items()} == {9: None, **{at: Decimal(t) for at, t in texts.items()}}
+    assert all(row["list"] == row["each"] == row["tried"] == row["other"] == row["dec"] for row in facts.values())
+    assert facts[8]["wide"] == Decimal("0.002499999944121")
+    assert set(causes) == {0, 1, 2, 4, 5}
+    assert causes[0].startswith("dec = NaN: transform.0.derive: CAST(x AS DECIMAL(5,2)) fails for this record")
+    assert causes[1].startswith("dec = Infinity: transform.0.derive: CAST(x AS DECIMAL(5,2)) fails for this record")
+    assert "CAST(f AS DECIMAL(20,15)) fails for this record" in causes[0]
+
+
+def test_a_cast_that_may_fail_is_null_for_what_is_not_a_finite_number(loaded):
+    lines = [{"id": 1, "x": "NaN"}, {"id": 2, "x": "-inf"}, {"id": 3, "x": 1.25}]
+    facts, causes = loaded({"x": "double"}, [{"derive": {"d": "try_cast(x AS decimal(5,2))"}}], lines)
+    assert ({at: row["d"] for at, row in facts.items()}, causes) == ({1: None, 2: None, 3: Decimal("1.25")}, {})
+
+
+def test_a_time_outside_the_years_1_to_9999_rejects_the_record(loaded):
+    days = ["9999-12-31", "0001-01-01", "2024-02-28", "2024-02-28", "2024-02-28", None]
+    moves = [1, -1, 2**31 - 1, -(2**31), 2, 1]
+    lines = [{"id": at, "day": day, "i": move} for at, (day, move) in enumerate(zip(days, moves, strict=True))]
+    nested = "named_struct('d', array(date_add(day, i), day))"
+    steps = [
+        {"derive": {"day": "day", "nested": nested, "at": "CAST(day AS timestamp) + make_interval(0, 0, 0, i)"}},
+        {"derive": {"due": "nested.d[0]", "local": "CAST(day AS timestamp_ntz) + make_interval(0, 0, 0, i)"}},
+        {"select": ["id", "due", "at", "local"]},
+    ]
+    facts, causes = loaded({"day": "date", "i": "int"}, steps, lines)
+    due = dt.date(2024, 3, 1)
+    local = dt.datetime.combine(due, dt.time())
+    assert facts[4] == {"id": 4, "due": due, "at": local.replace(tzinfo=dt.UTC), "local": local, **_rest(facts[4])}
+    assert (set(facts), set(causes), facts[5]["due"]) == ({4, 5}, {0, 1, 2, 3}, None)
+    assert causes[0].startswith("at = +10000-01-01 00:00:00: transform.0.derive: ")
+    assert causes[0].endswith(" is not within the years 1 to 9999")
+    assert causes[1].startswith("at = 0000-12-31 00:00:00: transform.0.derive: ")
+    assert "date_add(day, i)" in causes[2]
+    assert "fails for this record" in causes[3]
+
+
+def _rest(row):
+    return {name: value for name, value in row.items() if name.startswith("_")}
+
+
+def test_each_column_outside_the_years_is_named_up_to_the_last_microsecond(loaded):
+    steps = [
+        {"derive": {"date": "date_add(day, 1)", "literal": "if(id = 3, DATE'9999-12-31', day)"}},
+        {"derive": {"at": "timestamp_micros(micros)", "text": "CAST(day AS string)"}},
+        {"derive": {"moved": "to_utc_timestamp(at, 'Asia/Tokyo')"}},
+    ]
+    first, last = -62_135_596_800_000_000, 253_402_300_799_999_999
+    hours = 9 * 3_600_000_000 + 1_139_000_000  # more than Tokyo's mean solar time was ahead of UTC
+    times = [first + hours, last, last + 1, first - 1, first]
+    lines = [{"id": at, "day": "2024-01-01", "micros": time} for at, time in enumerate(times)]
+    lines.append({"id": 5, "day": "9999-12-31", "micros": 0})
+    facts, causes = loaded({"day": "date", "micros": "bigint"}, steps, lines)
+    assert (set(facts), set(causes)) == ({0, 1}, {2, 3, 4, 5})
+    assert facts[1]["at"] == dt.datetime.max.replace(tzinfo=dt.UTC)
+    assert causes[2].startswith(
+        "at = +10000-01-01 00:00:00: transform.1.derive: timestamp_micros(micros) is not within"
+    )
+    assert causes[3].startswith("at = 0000-12-31 23:59:59.999999: transform.1.derive: timestamp_micros(micros) is not")
+    assert causes[4].startswith("moved = 0000-12-31 ")
+    assert causes[5] == ("date = +10000-01-01: transform.0.derive: date_add(day, 1) is not within the years 1 to 9999")
+
+
+def test_a_constant_outside_the_years_and_a_day_that_wraps_around_reject_the_record(loaded):
+    steps = [
+        {"where": "i < 0 OR date_add(day, i) > day"},
+        {"where": "i > 0 OR date_sub(day, i) > day"},
+        {"derive": {"big": "if(i = 3, DATE'2024-01-01', NULL)"}},
+        {"derive": {"end": "DATE'+10000-01-01'"}},
+    ]
+    moves = [2**31 - 1, -(2**31), -5, 3]
+    lines = [{"id": at, "day": "2024-01-01", "i": move} for at, move in enumerate(moves)]
+    facts, causes = loaded({"day": "date", "i": "int"}, steps, lines)
+    assert (facts, set(causes)) == ({}, {0, 1, 2, 3})
+    assert "transform.0.where: " in causes[0]
+    assert "transform.1.where: " in causes[1]
+    assert causes[0].endswith(" fails for this record")
+    for at in (2, 3):
+        assert causes[at] == (
+            "end = +10000-01-01: transform.3.derive: DATE '+10000-01-01' is not within the years 1 to 9999"
+        )
+
+
+def test_expressions_read_local_times_in_utc_and_a_source_reads_them_in_its_zone(loaded):
+    texts = ["2024-03-31 01:30", "2024-03-31 02:30", "2024-03-31 03:30"]
+    lines = [{"id": at, "l": text, "at": text} for at, text in enumerate(texts)]
+    lines += [{"id": 3, "l": texts[1], "at": texts[0]}]
+    derived = {
+        "cast": "CAST(l AS timestamp)",
+        "moved": "to_utc_timestamp(l, 'Europe/Berlin')",
+        "day": "CAST(from_utc_timestamp(at - interval 90 minutes, 'Europe/Berlin') AS date)",
+    }
+    steps = [{"derive": derived}]
+    facts, causes = loaded({"l": "string", "at": "timestamp"}, steps, lines, zone="Europe/Berlin")
+    told = {at: [row[name].strftime("%H:%M") for name in ("at", "cast", "moved")] for at, row in facts.items()}
+    assert told == {0: ["00:30", "01:30", "00:30"], 2: ["01:30", "03:30", "01:30"], 3: ["00:30", "02:30", "01:30"]}
+    assert [facts[at]["day"] for at in (0, 2)] == [dt.date(2024, 3, 31)] * 2
+    assert set(causes) == {1}
+    assert causes[1].startswith("at = 2024-03-31 02:30")
