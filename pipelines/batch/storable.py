@@ -279,7 +279,7 @@ def _unnamable(values: pa.Array, column: str, begin: str, table: str) -> Iterato
         bytes_of_name = pc.add(pc.cast(length, pa.int64()), pc.multiply(pc.cast(escapes, pa.int64()), 2))
         yield (
             _flags(pc.greater(bytes_of_name, _NAME_BYTES - prefix)),
-            f"{begin} too long for its folder {column}=..., whose name has at most {_NAME_BYTES} bytes (escapes 3), {end}",
+            f"{begin} too long for its folder {column}=..., whose name has at most {_NAME_BYTES} bytes, {end}",
         )
 
 

@@ -164,8 +164,8 @@ def _opened(path: str) -> Iterator[_File]:
             [field.with_type(pa.timestamp("us", "UTC")) if field.name in instants else field for field in schema]
         )
         with contextlib.ExitStack() as stack:
-            others = [stack.enter_context(opened(unit)) for unit in ("s", "ns")] if instants else [plain, plain]
-            yield _File(plain, *others, zoned, instants, inner)
+            seconds, nanos = (stack.enter_context(opened(unit)) if instants else plain for unit in ("s", "ns"))
+            yield _File(plain, seconds, nanos, zoned, instants, inner)
 
 
 def parquet_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
