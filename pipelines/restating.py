@@ -200,7 +200,7 @@ class _Restatement:
         settle_moved(path)
         ranges, facts, restated, kept, batches = 0, 0, 0, 0, 0
         if span.above < span.up_to and has_table(moved_path(path)):
-            with explained(f"restating the facts of {role!r}"):
+            with explained(f"restating the facts of {role!r}", "restate again"):
                 moved = moved_facts(self._spark, path, span).persist()
                 try:
                     ranges = moved.count()

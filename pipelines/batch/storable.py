@@ -1,11 +1,13 @@
 """Rows that a table of the pipeline cannot hold: tasks find them and send them to the error table with their reasons.
 
-A NOT NULL column, the length of char(n) and varchar(n), a CHECK constraint, an empty value in a partition column (which
-Delta stores as null) or a key too long for a replica would otherwise stop a batch, or silently change a value.
+A NOT NULL column, the length of char(n) and varchar(n), a CHECK constraint, a value of a partition column
+that Delta stores as null or that names no folder, or a key too long for a replica would otherwise stop a batch, or
+silently change a value.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -37,6 +39,11 @@ __all__ = [
 
 CAUSE_TYPE: Final = pa.struct({"column": pa.string(), "value": pa.string(), "reason": pa.string()})
 _MALFORMED: Final = "_malformed"
+_ESCAPED: Final = (
+    r"""[\x01-\x1f"#%'*/:=?\[\\\]^{\x7f]"""  # what Spark's ExternalCatalogUtils.escapePathName writes as %XX
+)
+_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+_NAME_BYTES: Final = 255
 _GROWTH: Final = 18  # case folding and composition lengthen UTF-8 at most threefold each, and escapes twofold
 
 
@@ -51,7 +58,7 @@ class ColumnRule:
     required
         Whether the column is NOT NULL.
     partition
-        Whether the table is partitioned by this column of text or bytes, so that it cannot be empty.
+        Whether the table is partitioned by this column of text or bytes, so that it must be the name of a folder.
     characters
         Maximum number of characters; None for no limit.
     """
@@ -73,10 +80,7 @@ class ColumnRule:
         if self.required and values.null_count:
             yield np.asarray(values.is_null()), f"is null, but the column is NOT NULL in {self.table}"
         if self.partition:
-            yield (
-                _flags(pc.equal(pc.binary_length(values), 0)),
-                f"is empty, which Delta stores as null, since {self.table} is partitioned by it",
-            )
+            yield from _unnamable(values, self.column, "is", self.table)
         if self.characters is not None:
             yield (
                 _flags(pc.greater(pc.utf8_length(values), self.characters)),
@@ -139,10 +143,7 @@ class KeyLimit:
         ]
         for each, column in zip(self.key, values, strict=True):
             if each.name in self.partitions:
-                yield (
-                    _flags(pc.equal(pc.binary_length(column), 0)),
-                    f"is an empty key, which Delta stores as null, since {self.table} is partitioned by it",
-                )
+                yield from _unnamable(column, each.name, "is a key that is", self.table)
             if each.name in self.characters:
                 most = self.characters[each.name]
                 beyond = _flags(pc.greater(pc.utf8_length(column), most))
@@ -256,6 +257,30 @@ def _causes(batch: pa.RecordBatch, columns: Sequence[str], rows: NDArray[np.int6
         value = pc.if_else(values[0].is_valid(), value, pa.scalar(None, value.type))
     fixed = [pa.repeat(text, len(rows)) for text in (", ".join(columns), reason)]
     return pa.StructArray.from_arrays([fixed[0], shown_texts(value), fixed[1]], fields=list(CAUSE_TYPE))
+
+
+def _unnamable(values: pa.Array, column: str, begin: str, table: str) -> Iterator[tuple[NDArray[np.bool_], str]]:
+    """Yield masks of the values that no partition can have, and the reasons, which start with `begin`.
+
+    Headrace's own files do not name folders, but those of Spark, which merges and compacts, do.
+    """
+    end = f"since {table} is partitioned by it"
+    length = pc.binary_length(values)
+    yield _flags(pc.equal(length, 0)), f"{begin} empty, which Delta stores as null, {end}"
+    marker = pa.scalar(_NULL_FOLDER, pa.string()).cast(values.type)
+    yield _flags(pc.equal(values, marker)), f"{begin} Spark's name for null, which Delta stores as null, {end}"
+    yield (
+        _flags(pc.match_substring(values, "\0")),
+        f"{begin} text with U+0000, which no name of a folder holds, {end}",
+    )
+    prefix = len(f"{column}=".encode()) + 2 * len(re.findall(_ESCAPED, column))
+    if prefix + 3 * (pc.max(length).as_py() or 0) > _NAME_BYTES:
+        escapes = pc.count_substring_regex(values, _ESCAPED)
+        bytes_of_name = pc.add(pc.cast(length, pa.int64()), pc.multiply(pc.cast(escapes, pa.int64()), 2))
+        yield (
+            _flags(pc.greater(bytes_of_name, _NAME_BYTES - prefix)),
+            f"{begin} too long for its folder {column}=..., whose name has at most {_NAME_BYTES} bytes, {end}",
+        )
 
 
 def _flags(found: pa.Array) -> NDArray[np.bool_]:

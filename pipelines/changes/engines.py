@@ -161,7 +161,7 @@ class SparkEngine:
     def run(  # noqa: D102 - as in the protocol
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
     ) -> list[dict[str, Any]]:
-        with explained("the application of changes"), bounded_batches(self._spark):
+        with explained("the application of changes", "apply them again"), bounded_batches(self._spark):
             pieces = piece_frame(self._spark, source, files, skippable=False)
             frame = pieces.mapInArrow(_Packed(read), spark_schema(PACKED_SCHEMA))
             frame = frame if apply.scan is None else frame.unionAll(self._stored(frame, apply.scan, read.rule))

@@ -95,7 +95,17 @@ def open_files(paths: Sequence[Path]) -> Rows:
         raise InputError(f"{paths[0]} holds both {titles} files; load one format at a time")
     (kind,) = kinds
     packed = any(compression_of(file) for file in files)
-    return _parquet(files) if kind == "parquet" and not packed else _records(kind, files)
+    plain = kind == "parquet" and not packed and not any(map(_has_instants, files))
+    return _parquet(files) if plain else _records(kind, files)
+
+
+def _has_instants(file: Path) -> bool:
+    """Return whether a Parquet file has timestamps of 96 bits, which Arrow and DuckDB cut or wrap."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - loaded only for files
+
+    with _named(file):
+        schema = pq.read_metadata(file).schema
+    return any(schema.column(place).physical_type == "INT96" for place in range(len(schema)))
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -231,7 +241,7 @@ def _bytes_of(batch: pa.RecordBatch) -> int:
 
 
 def _records(kind: Kind, files: Sequence[Path]) -> Rows:
-    """Return the rows of text, or of archives of Parquet, whose columns are those of the first file."""
+    """Return the rows of files that are parsed as records; their columns are those of the first file."""
     form = RecordFormat(
         kind, unknown_fields="error", missing_fields="null" if kind == "json" else "error", any_year=True
     )

@@ -145,7 +145,9 @@ class _Block:
         offset = start - int(self.bounds[0, record])
         near_text = self._text(start, min(stop, start + 40))
         place = f"at byte {offset + 1}, {near_text!r}" if near_text else "at its end"
-        return None, None, f"is not valid JSON {place}"
+        after_return = offset > 0 and self.data[start - 1] == ord("\r")
+        hint = "; a carriage return alone ends no line, so end each line with a line feed" if after_return else ""
+        return None, None, f"is not valid JSON {place}{hint}"
 
     def _column(self, place: int, field: pa.Field, form: RecordFormat, rejected: Rejections) -> pa.Array:
         """Return a column; reject what is of another kind, and what is missing."""

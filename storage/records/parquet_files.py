@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,39 +41,131 @@ _DAY = 86_400
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _WIDE = 76
 _DECIMAL128, _DIGITS = 128, 38
+_BILLION = 10**9
+_MOST_SECONDS = np.iinfo(np.int64).max // 10**6 - 1
+_EXACT = pa.struct({"seconds of 96 bits": pa.timestamp("s", "UTC"), "nanoseconds": pa.int64()})
 
 
 def parquet_schema(path: str) -> pa.Schema:
-    """Return the columns of a file."""
+    """Return the columns of a file, where timestamps of 96 bits are instants, as Spark, which writes them, means."""
     with _opened(path) as file:
-        return _schema(file)
+        return file.schema
 
 
-def _opened(path: str) -> pq.ParquetFile:
+class _Taken:
+    """Columns of some row groups, taken some rows at a time: readers of other columns end their batches elsewhere."""
+
+    def __init__(self, file: pq.ParquetFile, groups: list[int], names: list[str]) -> None:
+        self._parts = file.iter_batches(_BATCH_ROWS, groups, names, use_threads=False)
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, rows: int) -> pa.Table:
+        taken = []
+        while rows:
+            rest = next(self._parts) if self._rest is None else self._rest
+            taken.append(rest.slice(0, rows))
+            rows -= taken[-1].num_rows
+            self._rest = rest.slice(taken[-1].num_rows) if taken[-1].num_rows < rest.num_rows else None
+        return pa.Table.from_batches(taken).combine_chunks()
+
+
+@dataclass(frozen=True)
+class _File:
+    """An open file, whose timestamps of 96 bits are read exactly.
+
+    Attributes
+    ----------
+    plain
+        The file, with such timestamps cut to microseconds.
+    seconds, nanos
+        The file again, with such timestamps cut to seconds, and in nanoseconds modulo 2^64.
+    schema
+        The columns.
+    instants
+        The columns of 96 bits.
+    inner
+        The columns that have such timestamps inside of lists or structs.
+    """
+
+    plain: pq.ParquetFile
+    seconds: pq.ParquetFile
+    nanos: pq.ParquetFile
+    schema: pa.Schema
+    instants: frozenset[str]
+    inner: frozenset[str]
+
+    def batches(self, groups: list[int], names: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns of row groups; those of 96 bits are `_EXACT`."""
+        if not groups:
+            return
+        exact = [name for name in dict.fromkeys(names) if name in self.instants]
+        parts = [_Taken(file, groups, exact) for file in (self.seconds, self.nanos)] if exact else []
+        for batch in self.plain.iter_batches(_BATCH_ROWS, groups, names, use_threads=False):
+            if not exact or not batch.num_rows:
+                yield batch
+                continue
+            seconds, nanos = (part.take(batch.num_rows) for part in parts)
+            columns = [
+                _exact(seconds.column(name).combine_chunks(), nanos.column(name).combine_chunks())
+                if name in exact
+                else batch.column(place)
+                for place, name in enumerate(batch.schema.names)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+    def rows(self, group: int, places: NDArray[np.int64]) -> pa.Table:
+        """Return rows of a row group; columns of 96 bits are `_EXACT`."""
+        wanted = pa.array(places)
+        table = self.plain.read_row_group(group, use_threads=False).take(wanted)
+        for name in self.instants:
+            both = (file.read_row_group(group, [name], use_threads=False) for file in (self.seconds, self.nanos))
+            exact = _exact(*(each.column(0).take(wanted).combine_chunks() for each in both))
+            table = table.set_column(table.schema.get_field_index(name), name, exact)
+        return table.combine_chunks()
+
+
+def _exact(seconds: pa.Array, nanos: pa.Array) -> pa.Array:
+    """Return timestamps of 96 bits exactly.
+
+    Arrow wraps their nanoseconds outside the years 1677 to 2262. The fraction of the second is right nevertheless,
+    because it is a difference modulo 2^64 that is less than 2^64.
+    """
+    whole, valid = _numbers(seconds.view(pa.int64()))
+    wrapped, _ = _numbers(nanos.view(pa.int64()))
+    fraction = packed(pa.int64(), wrapped - whole * _BILLION, valid)
+    return pa.StructArray.from_arrays(
+        [seconds.cast(_EXACT[0].type), fraction], fields=list(_EXACT), mask=pa.array(~valid)
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[_File]:
     """Open a file; an archive is unpacked in memory."""
-    packed = compression_of(path) is not None
-    source = pa.BufferReader(unpacked(path)) if packed else path
-    return pq.ParquetFile(
-        source,
-        pre_buffer=False,
-        buffer_size=_READ_BYTES,
-        coerce_int96_timestamp_unit="us",
-        page_checksum_verification=True,
-    )
+    source = pa.BufferReader(unpacked(path)) if compression_of(path) is not None else path
 
+    def opened(unit: str) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            source,
+            pre_buffer=False,
+            buffer_size=_READ_BYTES,
+            coerce_int96_timestamp_unit=unit,
+            page_checksum_verification=True,
+        )
 
-def _schema(file: pq.ParquetFile) -> pa.Schema:
-    """Return the columns, where a timestamp of 96 bits is an instant, as Spark, which writes them, means it."""
-    schema = file.schema_arrow.remove_metadata()
-    physical = {
-        file.schema.column(place).path: file.schema.column(place).physical_type for place in range(len(file.schema))
-    }
-    return pa.schema(
-        [
-            field.with_type(pa.timestamp("us", "UTC")) if physical.get(field.name) == "INT96" else field
-            for field in schema
-        ]
-    )
+    with opened("us") as plain:
+        leaves = [plain.schema.column(place) for place in range(len(plain.schema))]
+        paths = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+        schema = plain.schema_arrow.remove_metadata()
+        instants = frozenset(paths & set(schema.names))
+        inner = frozenset(
+            name for name in schema.names if any(path.startswith(f"{name}.") for path in paths - instants)
+        )
+        zoned = pa.schema(
+            [field.with_type(pa.timestamp("us", "UTC")) if field.name in instants else field for field in schema]
+        )
+        with contextlib.ExitStack() as stack:
+            seconds, nanos = (stack.enter_context(opened(unit)) if instants else plain for unit in ("s", "ns"))
+            yield _File(plain, seconds, nanos, zoned, instants, inner)
 
 
 def parquet_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
@@ -80,21 +173,27 @@ def parquet_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
     assert form.columns is not None
     number = piece.first_record
     with _opened(piece.path) as file:
-        schema = _schema(file)
+        schema = file.schema
         places = column_places(schema.names, form.columns.names, form, piece.path, "columns")
         converters = [
-            None if place is None else _converter_of(piece.path, schema.field(place), field, form)
+            None if place is None else _converter_of(piece.path, file, schema.field(place), field, form)
             for field, place in zip(form.columns, places, strict=True)
         ]
         there = [schema.names[place] for place in places if place is not None]
-        groups = list(range(piece.start, file.num_row_groups if piece.stop is None else piece.stop))
-        for batch in file.iter_batches(_BATCH_ROWS, groups, there, use_threads=False) if groups else ():
+        groups = list(range(piece.start, file.plain.num_row_groups if piece.stop is None else piece.stop))
+        for batch in file.batches(groups, there):
             yield _records(batch, schema, form, converters, number)
             number += batch.num_rows
 
 
-def _converter_of(path: str, source: pa.Field, target: pa.Field, form: RecordFormat) -> _Converter:
-    if source.type == target.type and (form.any_year or pa.types.is_dictionary(source.type)):
+def _converter_of(path: str, file: _File, source: pa.Field, target: pa.Field, form: RecordFormat) -> _Converter:
+    if source.name in file.inner:
+        raise RecordFileError(
+            f"{path}: column {target.name!r} has timestamps of 96 bits within a list or a struct, which are not read; "
+            "write the file again with timestamps of 64 bits"
+        )
+    as_it_is = form.any_year and source.name not in file.instants
+    if source.type == target.type and (as_it_is or pa.types.is_dictionary(source.type)):
         return _same
     found = _converter(source.type, target.type)
     if found is None:
@@ -133,7 +232,7 @@ def _plain(values: pa.Array, declared: pa.DataType) -> pa.Array:
     """Return a column without dictionary, and as the type that the file means."""
     if pa.types.is_dictionary(values.type):
         return values.dictionary_decode()
-    return values if values.type == declared else values.view(declared)
+    return values if values.type in {declared, _EXACT} else values.view(declared)
 
 
 def _converter(source: pa.DataType, target: pa.DataType) -> _Converter | None:
@@ -292,17 +391,27 @@ def _dates(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Convert
 
 def _timestamps(values: pa.Array, dtype: pa.DataType, form: RecordFormat) -> Converted:
     """Return times: naive ones are local times of the declared zone."""
-    naive = not pa.types.is_timestamp(values.type) or values.type.tz is None
-    if pa.types.is_date32(values.type):
-        values = values.cast(pa.date64())
-    per_second = _PER_SECOND[values.type.unit] if pa.types.is_timestamp(values.type) else 1000
-    ticks, valid = _numbers(values.view(pa.int64()))
     rules = _none(values)
-    fraction = ticks % per_second * (10**9 // per_second)
-    local = np.full(len(values), naive) & valid
-    fitting = timestamps(ticks // per_second, fraction, local, rules, dtype, form)
+    if values.type == _EXACT:
+        seconds, fraction, valid = _parts(values)
+        local = np.zeros(len(values), dtype=np.bool_)
+    else:
+        naive = not pa.types.is_timestamp(values.type) or values.type.tz is None
+        if pa.types.is_date32(values.type):
+            values = values.cast(pa.date64())
+        per_second = _PER_SECOND[values.type.unit] if pa.types.is_timestamp(values.type) else 1000
+        ticks, valid = _numbers(values.view(pa.int64()))
+        seconds, fraction = ticks // per_second, ticks % per_second * (_BILLION // per_second)
+        local = np.full(len(values), naive) & valid
+    fitting = timestamps(seconds, fraction, local, rules, dtype, form)
     rules[~valid] = 0
     return Converted(packed(dtype, fitting, valid & (rules == 0)), rules, clock_reasons(dtype, form))
+
+
+def _parts(values: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the seconds and nanoseconds of `_EXACT` timestamps, and which are there."""
+    seconds, valid = _numbers(values.field(0).view(pa.int64()))
+    return seconds.copy(), _numbers(values.field(1))[0], valid
 
 
 def _shown(values: pa.Array, row: int) -> str:
@@ -319,6 +428,11 @@ def _original(values: pa.Array) -> list[Any]:  # noqa: PLR0911 - one case for ea
         return [None if text is None else text.decode("utf-8", "backslashreplace") for text in _bytes(values)]
     if _is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return [None if text is None else text.hex() for text in values.to_pylist()]
+    if kind == _EXACT:
+        places = zip(_original(values.field(0)), values.field(1).to_pylist(), strict=True)
+        return [None if nanos is None else _with_nanos(second, nanos) for second, nanos in places]
+    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
+        return _times(values)
     if pa.types.is_temporal(kind):
         try:
             return values.cast(pa.string()).to_pylist()
@@ -327,6 +441,26 @@ def _original(values: pa.Array) -> list[Any]:  # noqa: PLR0911 - one case for ea
     if pa.types.is_decimal(kind):
         return [None if value is None else str(value) for value in values.to_pylist()]
     return values.to_pylist()
+
+
+def _times(values: pa.Array) -> list[str | None]:
+    """Return times as text; those outside the years 1 to 9999, which have none, as their number and unit."""
+    unit = values.type.unit if pa.types.is_timestamp(values.type) else "ms"
+    days = _numbers(values.view(pa.int64()))[0] // (_DAY * _PER_SECOND[unit])
+    near = (days >= _FIRST_DAY) & (days <= _LAST_DAY)
+    texts = pc.if_else(pa.array(near), values, pa.scalar(None, values.type)).cast(pa.string()).to_pylist()
+    numbers = values.view(pa.int64()).to_pylist()
+    return [
+        text if text is not None or number is None else f"{number} {unit} since 1970"
+        for text, number in zip(texts, numbers, strict=True)
+    ]
+
+
+def _with_nanos(second: str, nanos: int) -> str:
+    """Return a time, given as text of its whole second, with its nanoseconds."""
+    if not second.endswith("Z"):
+        return second
+    return f"{second[:-1]}.{nanos:09d}Z"
 
 
 def _bytes(values: pa.Array) -> list[bytes | None]:
@@ -339,12 +473,12 @@ def parquet_raw(path: str, numbers: Sequence[int]) -> list[str]:
     texts: dict[int, str] = {}
     first = 0
     with _opened(path) as file:
-        names = file.schema_arrow.names
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
+        names = file.schema.names
+        for group in range(file.plain.num_row_groups):
+            rows = file.plain.metadata.row_group(group).num_rows
             inside = wanted[(wanted >= first) & (wanted < first + rows)]
             if inside.size:
-                table = file.read_row_group(group, use_threads=False).take(pa.array(inside - first)).combine_chunks()
+                table = file.rows(group, inside - first)
                 columns = [_original(column.combine_chunks()) for column in table.columns]
                 for number, values in zip(inside.tolist(), zip(*columns, strict=True), strict=True):
                     record = dict(zip(names, values, strict=True))
@@ -356,24 +490,43 @@ def parquet_raw(path: str, numbers: Sequence[int]) -> list[str]:
 def parquet_batches(path: str, numbers: Sequence[int]) -> list[bytes]:
     """Return records of a file exactly, each as a serialized record batch without its schema.
 
-    Dictionaries are decoded. The schema is that of `parquet_schema`, with the value type of each dictionary.
+    Dictionaries are decoded. A record with a timestamp of 96 bits that is no whole microsecond has no such batch, and
+    is empty. The schema is that of `parquet_schema`, with the value type of each dictionary.
     """
     wanted = np.array(sorted(set(numbers)), dtype=np.int64) - 1
     found: dict[int, bytes] = {}
     first = 0
     with _opened(path) as file:
-        schema = _schema(file)
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
+        schema = file.schema
+        for group in range(file.plain.num_row_groups):
+            rows = file.plain.metadata.row_group(group).num_rows
             inside = wanted[(wanted >= first) & (wanted < first + rows)]
             if inside.size:
-                table = file.read_row_group(group, use_threads=False).take(pa.array(inside - first)).combine_chunks()
+                table = file.rows(group, inside - first)
+                columns = [column.combine_chunks() for column in table.columns]
+                whole = _fit_microseconds(columns)
                 arrays = [
-                    _plain(column.combine_chunks(), field.type)
-                    for column, field in zip(table.columns, schema, strict=True)
+                    _microseconds(column) if column.type == _EXACT else _plain(column, field.type)
+                    for column, field in zip(columns, schema, strict=True)
                 ]
                 batch = pa.RecordBatch.from_arrays(arrays, names=schema.names)
                 for row, number in enumerate(inside.tolist()):
-                    found[number + 1] = batch.slice(row, 1).serialize().to_pybytes()
+                    found[number + 1] = batch.slice(row, 1).serialize().to_pybytes() if whole[row] else b""
             first += rows
     return [found[number] for number in numbers]
+
+
+def _fit_microseconds(columns: Sequence[pa.Array]) -> NDArray[np.bool_]:
+    """Return the rows whose timestamps of 96 bits are whole microseconds that 64 bits hold."""
+    fit = np.ones(len(columns[0]), dtype=np.bool_)
+    for column in columns:
+        if column.type == _EXACT:
+            seconds, nanos, _ = _parts(column)
+            fit &= (nanos % 1000 == 0) & (np.abs(seconds) <= _MOST_SECONDS)
+    return fit
+
+
+def _microseconds(values: pa.Array) -> pa.Array:
+    """Return `_EXACT` timestamps that fit as microseconds."""
+    seconds, nanos, valid = _parts(values)
+    return packed(pa.timestamp("us", "UTC"), seconds * 10**6 + nanos // 1000, valid)

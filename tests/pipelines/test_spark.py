@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkContext
 
-from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError, SparkStartError
-from headrace.pipelines.spark.failures import cause_of
+from headrace.pipelines.errors import BatchError, JarsUnavailableError, JavaNotFoundError, SparkStartError
+from headrace.pipelines.spark.failures import cause_of, explained
 from headrace.pipelines.spark.jars import _artifact, _cause, cache_folder, delta_jars, require_java, require_user
 from headrace.pipelines.spark.sessions import SparkSettings, _start_conf, _start_error
 
@@ -194,3 +196,48 @@ def test_a_missing_java_ends_the_entry_point_with_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.strip().startswith("JavaNotFoundError: no Java was found")
     assert done.stdout == ""
+
+
+_KILLED = """
+import signal, sys
+from headrace.cli.main import entry_point
+from headrace.pipelines.batch.protocol import BatchProtocol
+own = BatchProtocol.run_batch
+def killed(*args, **options):
+    from pyspark import SparkContext
+    SparkContext._gateway.proc.send_signal(signal.SIGKILL)
+    return own(*args, **options)
+BatchProtocol.run_batch = killed
+sys.exit(entry_point())
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_run_says_that_sparks_process_ended(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("id\n1\n")
+    (tmp_path / "p.yml").write_text(
+        "name: p\nsource: {format: csv, path: in, schema: {id: bigint}}\nduplicates: {key: [id]}\nsink: {path: facts}\n"
+    )
+    command = [sys.executable, "-c", _KILLED, "run", "p.yml", "--once"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cause  Spark's process ended during a batch: it was killed, perhaps because" in done.stderr
+    assert "nothing is lost; the next run repeats this batch" in done.stderr
+    assert "run p.yml --once" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_end_of_sparks_process_is_told_with_how_to_repeat_the_step(monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=ended))
+    with pytest.raises(BatchError) as told, explained("restating", "restate again"):
+        raise ConnectionRefusedError(111, "Connection refused")
+    assert str(told.value).startswith("Spark's process ended during restating: it was killed")
+    assert str(told.value).endswith("nothing is lost; restate again")
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    with pytest.raises(BatchError, match=r"^restating failed: it is odd; nothing is lost; restate again$"), \
+            explained("restating", "restate again"):  # fmt: skip
+        raise ValueError("it is odd")

@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from headrace.pipelines.batch import preparation
+from headrace.pipelines.batch import preparation, storable
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, StorableStep, unstorable
 from headrace.pipelines.delta.constraints import broken, constraint_columns, unsupported_part
 from headrace.pipelines.delta.tables import DeltaHandle, create_table, remember_greatest_key
@@ -89,7 +90,33 @@ def test_a_dimension_may_be_partitioned_by_keys_of_any_type():
     table = SimpleNamespace(partition_columns=names, text_limits=dict)
     mask, causes = unstorable(EMPTIES, preparation._key_limits(prepared, {"k": SimpleNamespace(table=table)}))
     assert mask.all()
-    assert all("is an empty key" in row[0]["reason"] for row in causes.to_pylist())
+    assert all("is a key that is empty" in row[0]["reason"] for row in causes.to_pylist())
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+@pytest.mark.parametrize("column", ["leg", "é:"])
+def test_values_of_partition_columns_name_folders(kind, column):
+    room = 255 - len(b"leg=") if column == "leg" else 255 - len("é%3A=".encode())
+    good = ["a", None, "q" * room, "é" * (room // 2), "%" * (room // 3), ".", "a/b", " ", "\x01", "🎉" * (room // 4)]
+    bad = {
+        "": "is empty", "a\0b": "is text with U+0000", "__HIVE_DEFAULT_PARTITION__": "is Spark's name for null",
+        "q" * (room + 1): "is too long", "é" * (room // 2 + 1): "is too long", "🎉" * (room // 4 + 1): "is too long",
+        **{mark * (room // 3 + 1): "is too long" for mark in "\x01\n\x1f\"#%'*/:=?[\\]^{\x7f"},
+    }  # fmt: skip
+    batch = pa.record_batch({column: pa.array([*good, *bad], pa.string()).cast(kind)})
+    _, causes = unstorable(batch, [ColumnRule("the fact table", column, partition=True)])
+    found = [[cause["reason"] for cause in row] for row in causes.to_pylist()]
+    assert found[: len(good)] == [[]] * len(good)
+    for reasons, begin in zip(found[len(good) :], bad.values(), strict=True):
+        assert [reason.startswith(begin) for reason in reasons] == [True]
+
+
+@pytest.mark.spark
+def test_folders_of_partitions_are_escaped_as_spark_does(spark):
+    escaped = spark._jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils.escapePathName
+    texts = [chr(code) for code in range(1, 0x180)]
+    counted = pc.count_substring_regex(pa.array(texts), storable._ESCAPED).to_pylist()
+    assert [len(escaped(text)) for text in texts] == [1 + 2 * count for count in counted]
 
 
 @pytest.mark.parametrize("key", [["c"], ["c", "e"]])

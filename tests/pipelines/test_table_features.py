@@ -273,7 +273,7 @@ def test_an_empty_key_of_a_partitioned_dimension_is_rejected(world):
     assert world.members() == {-1: None, 1: "AAA"}
     assert world.read("fact", "id") == [(2,)]
     ((reason,),) = world.read("fact_errors", "reason")
-    assert "is an empty key, which Delta stores as null, since dimension 'k' is partitioned by it" in reason
+    assert "is a key that is empty, which Delta stores as null, since dimension 'k' is partitioned by it" in reason
 
 
 READ = {

@@ -305,3 +305,18 @@ def test_a_damaged_file_that_is_read_by_somebody_else_is_told(tmp_path):
         Table.build(tmp_path / "t", file.iter_batches(), ["k"])
     assert "None" not in str(caught.value)
     assert not (tmp_path / "t").exists()
+
+
+def test_parquet_timestamps_of_96_bits_are_neither_wrapped_nor_cut(tmp_path):
+    path = tmp_path / "old.parquet"
+    last = 253_402_300_799_999_999  # 9999-12-31 23:59:59.999999
+    times = {"us": [last, None], "ns": [1_700_000_000_123_456_789, None]}
+    for unit, ticks in times.items():
+        rows = pa.table({"k": [1, 2], "at": pa.array(ticks, pa.timestamp(unit))})
+        pq.write_table(rows, path, use_deprecated_int96_timestamps=True)
+        if unit == "us":
+            found = built(tmp_path, path, TINY)["at"]
+            assert found.cast(pa.int64()).to_pylist() == [last, None]
+        else:
+            with pytest.raises(HeadraceError, match=r"record 1, column 'at': .*13:20\.123456789Z' has a fraction"):
+                Table.build(tmp_path / "u", path, ["k"])

@@ -162,3 +162,10 @@ def fits(row):
     good &= text is None or isinstance(text, str)
     good &= real is None or (number(real) and json.dumps(real) not in {"Infinity", "-Infinity"})
     return good and (flag is None or isinstance(flag, bool))
+
+
+@pytest.mark.parametrize(("end", "hinted"), [("\r", True), ("\r\n", False), (" ", False)])
+def test_lines_that_only_carriage_returns_end_are_named(lines, end, hinted):
+    found = lines(f'{{"id":1,"c":"x"}}{end}{{"id":2,"c":"y"}} z{end}')
+    assert ("a carriage return alone ends no line, so end each line with a line feed" in str(found.causes)) == hinted
+    assert "is not valid JSON" in str(found.causes)

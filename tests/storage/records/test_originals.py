@@ -132,3 +132,18 @@ def test_a_heading_is_checked_as_that_of_a_file(tmp_path, kind):
     check_heading(heading, replace(renamed, header=kind == "parquet", missing_fields="null"))
     with pytest.raises(RecordFileError):
         check_heading(heading, RecordFormat("csv" if kind == "parquet" else "parquet", COLUMNS))
+
+
+def test_a_timestamp_of_96_bits_that_was_rejected_is_not_cut_when_it_is_retried(tmp_path):
+    path = tmp_path / "f.parquet"
+    times = pa.array([1, 1000, None, 253_402_300_800], pa.timestamp("ns"))
+    pq.write_table(pa.table({"v": times}), path, use_deprecated_int96_timestamps=True)
+    form = RecordFormat("parquet", pa.schema([("v", pa.timestamp("us", "UTC"))]))
+    originals = original_records(path, form, [1, 2, 3])
+    assert json.loads(originals.texts[0].as_py()) == {"v": "1970-01-01 00:00:00.000000001Z"}
+    again = parsed(read_originals(originals, form))
+    refused = "its exact values are not in the error table; deliver the record in a new file"
+    assert again.pop(1) == ({"v": None}, [(None, refused)])
+    assert again == {
+        number: found for number, found in parsed(read_records(Piece(str(path)), form)).items() if number in {2, 3}
+    }

@@ -165,6 +165,65 @@ def test_timestamps_of_96_bits_are_instants_as_spark_means_them(column):
     assert found[1] == dt.datetime(2024, 7, 1, 12, tzinfo=UTC)
 
 
+OLD = {"use_deprecated_int96_timestamps": True}
+FINER = "has a fraction of a second that timestamp does not hold"
+
+
+def test_timestamps_of_96_bits_finer_than_a_microsecond_are_rejected(column):
+    limits = np.iinfo(np.int64)
+    ticks = [0, 1, None, -1, -1000, 1_700_000_000_123_456_789, 1_700_000_000_123_456_000, limits.max, limits.min]
+    found = column(pa.array(ticks, pa.timestamp("ns")), INSTANT, {**OLD, "row_group_size": 4})
+    second = dt.datetime(1970, 1, 1, tzinfo=UTC)
+    assert found == [
+        second, FINER, None, FINER, second - dt.timedelta(microseconds=1), FINER,
+        dt.datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC), FINER, FINER,
+    ]  # fmt: skip
+
+
+def test_timestamps_of_96_bits_are_exact_where_64_bits_of_nanoseconds_wrap(column):
+    first, last = -62_135_596_800_000_000, 253_402_300_799_999_999
+    ticks = [first, last, None, first - 1, last + 1, 9_223_372_036_854_776, -9_223_372_036_854_776]
+    found = column(pa.array(ticks, LOCAL), INSTANT, OLD)
+    assert found == [
+        dt.datetime(1, 1, 1, tzinfo=UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC), None,
+        *["is not within the years 1 to 9999 in UTC"] * 2,
+        dt.datetime(2262, 4, 11, 23, 47, 16, 854776, tzinfo=UTC),
+        dt.datetime(1677, 9, 21, 0, 12, 43, 145224, tzinfo=UTC),
+    ]  # fmt: skip
+
+
+def test_timestamps_of_96_bits_stay_beside_the_other_columns_of_their_rows(tmp_path):
+    rows = 150_000
+    numbers = np.arange(rows)
+    texts = pa.array([f"t{number % 70_000}" for number in numbers]).dictionary_encode()
+    times = pa.array(numbers * 10**9 + 1000, pa.timestamp("ns"))
+    pq.write_table(
+        pa.table({"n": numbers, "t": texts, "v": times}), tmp_path / "f.parquet", row_group_size=40_001, **OLD
+    )
+    form = RecordFormat("parquet", pa.schema([("v", INSTANT), ("n", pa.int64()), ("t", texts.type)]))
+    whole = pa.Table.from_batches([part.rows for part in read_records(Piece(str(tmp_path / "f.parquet")), form)])
+    assert np.array_equal(whole["n"], numbers)
+    assert np.array_equal(whole["v"].cast(pa.int64()), numbers * 10**6 + 1)
+
+
+def test_nested_timestamps_of_96_bits_are_refused(tmp_path):
+    kind = pa.list_(LOCAL)
+    pq.write_table(pa.table({"v": pa.array([[1]], kind)}), tmp_path / "f.parquet", **OLD)
+    form = RecordFormat("parquet", pa.schema([("v", kind)]), any_year=True)
+    with pytest.raises(RecordFileError, match=r"column 'v' has timestamps of 96 bits within .* timestamps of 64 bits"):
+        list(read_records(Piece(str(tmp_path / "f.parquet")), form))
+
+
+def test_times_outside_the_calendar_are_shown_as_numbers(tmp_path):
+    path = tmp_path / "f.parquet"
+    times = pa.array([2**63 - 1, 0, None], pa.timestamp("ms"))
+    pq.write_table(pa.table({"v": times}), path)
+    (part,) = read_records(Piece(str(path)), RecordFormat("parquet", pa.schema([("v", INSTANT)]), time_zone="UTC"))
+    assert part.rejects["value"].to_pylist() == [f"{2**63 - 1} ms since 1970"]
+    shown = [json.loads(text)["v"] for text in raw_records(path, RecordFormat("parquet"), [1, 2, 3])]
+    assert shown == [f"{2**63 - 1} ms since 1970", "1970-01-01 00:00:00.000", None]
+
+
 def test_text_that_is_not_utf8_is_rejected(column):
     raw = pa.array([b"a", b"\xfc", None], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
