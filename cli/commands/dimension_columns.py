@@ -150,7 +150,7 @@ def inferred(console: Console, /, name: str, *, limit: int, pipeline: Path) -> N
     console.result(document, Grid(title, found.members.column_names, rows), *more, advice)
 
 
-@click.command("complete", cls=ReportingCommand)
+@click.command("complete", cls=ReportingCommand, short_help="Give inferred members their records.")
 @click.argument("name")
 @click.argument("source", type=PATH)
 @pipeline_option
