@@ -70,8 +70,10 @@ class Moving:
         return tuples / (pages * (costs.transfer + costs.seek / MAX_SCAN) + tuples * costs.tuple)
 
     def closed_loop(self, share, **variant):
-        """Return the rate of completion if there is always a batch to push, the median of the trials, and the pages
-        that join phases then ask for."""
+        """Return the rate of completion if there is always a batch to push, and the pages that join phases ask for.
+
+        They are those of the median trial, with the best threshold.
+        """
         return max(self._closed_loop(share, threshold, variant) for threshold in THRESHOLDS)
 
     def greatest_rate(self, share, guess, steps, **variant):
