@@ -9,12 +9,29 @@ refused with the reason, before anything is written.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 
-__all__ = ["anchored", "home_expanded", "is_link", "local_url", "sqlite_file", "sqlite_url", "table_location"]
+__all__ = [
+    "DUPLICATES",
+    "ERRORS",
+    "MOVED",
+    "RESOLUTIONS",
+    "anchored",
+    "beside",
+    "home_expanded",
+    "is_link",
+    "local_url",
+    "same_table",
+    "sqlite_file",
+    "sqlite_url",
+    "table_location",
+]
+
+DUPLICATES, ERRORS, MOVED, RESOLUTIONS = "_duplicates", "_errors", "_moved", "_resolutions"
+"""Ends of the paths of tables that belong to another table, see `beside`."""
 
 _LINK = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE_LINK = re.compile(r"^file:/", re.IGNORECASE)
@@ -83,6 +100,16 @@ def table_location(path: str) -> str:
             "rename that folder, or keep the tables in another one (`path` in the pipeline file)"
         )
     return path
+
+
+def beside(path: str, end: str) -> str:
+    """Return the path of a table that belongs to the table at `path`."""
+    return f"{path.rstrip('/')}{end}"
+
+
+def same_table(one: str, other: str) -> bool:
+    """Return whether two absolute paths, however they are spelled, are those of one table."""
+    return PurePosixPath(one) == PurePosixPath(other)
 
 
 def sqlite_url(file: Path) -> str:

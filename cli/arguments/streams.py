@@ -39,10 +39,11 @@ from headrace.storage.records import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
+    from headrace.cli.reporting.console import Console
     from headrace.pipelines.config import SourceConfig
     from headrace.storage.records import Kind
 
-__all__ = ["PLAIN", "CsvFormat", "FileStream", "Settings", "kind_of", "open_stream", "text_columns"]
+__all__ = ["PLAIN", "CsvFormat", "FileStream", "Settings", "kind_of", "open_stream", "read_whole", "text_columns"]
 
 PARQUET_MAGIC = b"PAR1"
 PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
@@ -246,6 +247,13 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     return FileStream(files, kind, schema, None, known, lambda file: _explained(file, known, form), typeless, whole)
 
 
+def read_whole(path: Path, csv: CsvFormat, console: Console) -> tuple[FileStream, pa.Table]:
+    """Return a stream, and all its rows, whose reading shows progress."""
+    stream = open_stream(path, csv=csv)
+    with console.progress("read", total=stream.rows):
+        return stream, pa.Table.from_batches(stream.batches(), stream.schema)
+
+
 def _declared(files: tuple[Path, ...], kind: Kind, form: CsvFormat, settings: Settings, batch_rows: int) -> FileStream:
     """Return files that have the columns that a pipeline declares."""
     assert settings.columns is not None
@@ -259,14 +267,12 @@ def _declared(files: tuple[Path, ...], kind: Kind, form: CsvFormat, settings: Se
     known = replace(known, columns=read)
     _refuse_text(form, read, settings)
     left_out = tuple(name for name in names if name not in read.names)
-    if kind == "parquet":
-        rows = _parquet_rows(files)
-        return FileStream(
-            files, kind, known.columns, rows, known, lambda file: _sliced(file, known, batch_rows), left_out=left_out
-        )
-    return FileStream(
-        files, kind, known.columns, None, known, lambda file: _explained(file, known, form), left_out=left_out
-    )
+    rows = _parquet_rows(files) if kind == "parquet" else None
+
+    def opened(file: Path) -> Iterator[pa.RecordBatch]:
+        return _sliced(file, known, batch_rows) if kind == "parquet" else _explained(file, known, form)
+
+    return FileStream(files, kind, read, rows, known, opened, left_out=left_out)
 
 
 def _refuse_text(form: CsvFormat, columns: pa.Schema, settings: Settings) -> None:

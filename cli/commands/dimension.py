@@ -66,9 +66,7 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, memb
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
-    import pyarrow as pa
-
-    from headrace.cli.arguments.streams import Settings, open_stream
+    from headrace.cli.arguments.streams import Settings, read_whole
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import create_dimension, member_columns, refuse_creation
 
@@ -78,9 +76,7 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, memb
         config = load_pipeline(pipeline)
         refuse_creation(config, name)
         settings = Settings(config.source, *member_columns(config, name))
-        stream = open_stream(source, csv=members(settings))
-        with console.progress("read", total=stream.rows):
-            rows = pa.Table.from_batches(stream.batches(), stream.schema)
+        stream, rows = read_whole(source, members(settings), console)
         with stream.placing():
             summary = create_dimension(config, name, rows)
     _show(summary, console)

@@ -45,7 +45,7 @@ def add_column(
     """
     import pyarrow as pa
 
-    from headrace.cli.arguments.streams import Settings, open_stream
+    from headrace.cli.arguments.streams import Settings, read_whole
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import add_column as add
     from headrace.pipelines.dimension import source_types
@@ -56,9 +56,7 @@ def add_column(
         if source is not None:
             columns = pa.schema(list(source_types(config, name, column, kind).items()))
             settings = Settings(config.source, columns, chosen=True, declared_in="the command, or the table,")
-            stream = open_stream(source, csv=members(settings))
-            with console.progress("read", total=stream.rows):
-                rows = pa.Table.from_batches(stream.batches(), stream.schema)
+            stream, rows = read_whole(source, members(settings), console)
     begun = Begun(UNCHANGED, "the new column, in which members have no value yet; repeat the command to fill it")
     with (
         console.step(f"adding {column} to dimension {name}", left=begun.left, pipeline=pipeline),
@@ -162,9 +160,7 @@ def complete(console: Console, /, name: str, source: Path, *, pipeline: Path, me
     SOURCE has the natural key and all attributes, like that of `create`. A record without a member is refused, and so
     is one that differs from a member that is not inferred; one that its member has already changes nothing.
     """
-    import pyarrow as pa
-
-    from headrace.cli.arguments.streams import Settings, open_stream
+    from headrace.cli.arguments.streams import Settings, read_whole
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import complete_members, completing_columns
 
@@ -173,9 +169,7 @@ def complete(console: Console, /, name: str, source: Path, *, pipeline: Path, me
         settings = Settings(
             config.source, completing_columns(config, name), declared_in="the pipeline file, or the table,"
         )
-        stream = open_stream(source, csv=members(settings))
-        with console.progress("read", total=stream.rows):
-            rows = pa.Table.from_batches(stream.batches(), stream.schema)
+        stream, rows = read_whole(source, members(settings), console)
         with stream.placing():
             done = complete_members(config, name, rows)
     counts = {key.replace("_", " "): value for key, value in asdict(done).items() if key != "dimension"}

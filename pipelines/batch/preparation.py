@@ -48,6 +48,7 @@ from headrace.pipelines.errors import DeltaTableError, PipelineFileError, tellin
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.tables import add_special_members as add_special_versions
 from headrace.pipelines.history.tables import check_declaration, create_history
+from headrace.pipelines.paths import same_table
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
@@ -119,7 +120,7 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
 def _refuse_shared(config: PipelineConfig, name: str) -> None:
     """Raise an error if a table that does not exist is that of several dimensions: no fact would find a member."""
     path = config.dimensions[name].path
-    sharing = [other for other, each in config.dimensions.items() if each.path.rstrip("/") == path.rstrip("/")]
+    sharing = [other for other, each in config.dimensions.items() if same_table(each.path, path)]
     if len(sharing) > 1:
         raise DeltaTableError(
             f"the table {path} that the dimensions {' and '.join(map(repr, sharing))} share does not exist; create it "

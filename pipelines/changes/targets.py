@@ -16,6 +16,7 @@ from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import ensure_moved_table
 from headrace.pipelines.history.tables import add_special_members, check_declaration, create_history
+from headrace.pipelines.paths import ERRORS, beside
 from headrace.pipelines.rejects.rows import OPEN, count_rejects
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ChangeTarget:
 
 def errors_path(dimension_path: str) -> str:
     """Return the path of the table of changes that were not applied."""
-    return f"{dimension_path.rstrip('/')}_errors"
+    return beside(dimension_path, ERRORS)
 
 
 def changes_of(config: PipelineConfig, name: str) -> PipelineConfig:

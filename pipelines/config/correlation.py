@@ -38,7 +38,18 @@ from headrace.pipelines.config.problems import DocumentPath, InconsistentError, 
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
-from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_file, sqlite_url, table_location
+from headrace.pipelines.paths import (
+    DUPLICATES,
+    ERRORS,
+    RESOLUTIONS,
+    anchored,
+    beside,
+    is_link,
+    local_url,
+    sqlite_file,
+    sqlite_url,
+    table_location,
+)
 from headrace.storage.errors import InputError, nearest
 from headrace.storage.units import parse_memory
 
@@ -209,7 +220,7 @@ class CorrelationConfig(Strict):
     @property
     def errors_path(self) -> str:
         """Path of the table of rejected rows."""
-        return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+        return self.sink.errors or beside(self.sink.path, ERRORS)
 
     @property
     def state_path(self) -> str:
@@ -380,10 +391,10 @@ def _tables(config: CorrelationConfig) -> dict[DocumentPath, str]:
     tables: dict[DocumentPath, str] = {
         ("sink", "path"): config.sink.path,
         ("sink", "errors"): config.errors_path,
-        ("sink", "errors", "_resolutions"): f"{config.errors_path.rstrip('/')}_resolutions",
+        ("sink", "errors", RESOLUTIONS): beside(config.errors_path, RESOLUTIONS),
     }
     if config.duplicates is not None:
-        tables["sink", "duplicates"] = config.sink.duplicates or f"{config.sink.path.rstrip('/')}_duplicates"
+        tables["sink", "duplicates"] = config.sink.duplicates or beside(config.sink.path, DUPLICATES)
     return tables | tables_of_dimensions(config.dimensions)
 
 

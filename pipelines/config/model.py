@@ -39,7 +39,16 @@ from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError, SeveralSourcesError
-from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
+from headrace.pipelines.paths import (
+    DUPLICATES,
+    ERRORS,
+    RESOLUTIONS,
+    anchored,
+    beside,
+    local_url,
+    sqlite_url,
+    table_location,
+)
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration, parse_memory
 
@@ -435,17 +444,17 @@ class PipelineConfig(Strict):
     @property
     def errors_path(self) -> str:
         """Path of the table of rejected rows."""
-        return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+        return self.sink.errors or beside(self.sink.path, ERRORS)
 
     @property
     def resolutions_path(self) -> str:
         """Path of the table that says which rejected rows were retried or dismissed."""
-        return f"{self.errors_path.rstrip('/')}_resolutions"
+        return beside(self.errors_path, RESOLUTIONS)
 
     @property
     def duplicates_path(self) -> str:
         """Path of the table of routed duplicates."""
-        return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"
+        return self.sink.duplicates or beside(self.sink.path, DUPLICATES)
 
 
 def load_pipeline(path: str | Path) -> PipelineConfig:
@@ -633,7 +642,7 @@ def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
     tables = tables_of_dimensions(config.dimensions)
     tables["sink", "path"] = config.sink.path
     tables["sink", "errors"] = config.errors_path
-    tables["sink", "errors", "_resolutions"] = config.resolutions_path
+    tables["sink", "errors", RESOLUTIONS] = config.resolutions_path
     tables["sink", "duplicates"] = config.duplicates_path
     problems = []
     for location, path in tables.items():

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from headrace.pipelines.config.problems import Problem
-from headrace.pipelines.paths import sqlite_file
+from headrace.pipelines.paths import ERRORS, MOVED, RESOLUTIONS, beside, same_table, sqlite_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ def apart(
     folders = {**sources, **{location: path for location, path in own.items() if path is not None}}
     problems: list[Problem] = []
     for (one, first), (other, second) in itertools.combinations(tables.items(), 2):
-        shared = one[0] == other[0] == "dimensions" and PurePosixPath(first) == PurePosixPath(second)
+        shared = one[0] == other[0] == "dimensions" and same_table(first, second)
         if not shared:
             problems += _met(other, second, one, first) or _met(one, first, other, second)
     for (folder, path), (table, place) in itertools.product(folders.items(), tables.items()):
@@ -71,12 +71,14 @@ def _named(location: DocumentPath) -> str:
 
 
 def tables_of_dimensions(dimensions: Mapping[str, DimensionConfig]) -> dict[DocumentPath, str]:
-    """Return the path of each table of the dimensions: a history has two more, of rejected changes and moved ranges."""
+    """Return the path of each table of the dimensions: a history has tables of rejected changes and moved ranges."""
     tables: dict[DocumentPath, str] = {}
     for name, dimension in dimensions.items():
         place: DocumentPath = ("dimensions", name, "path")
-        ends = ("", "_errors", "_errors_resolutions", "_moved") if dimension.history is not None else ("",)
-        tables |= {(*place, end) if end else place: dimension.path.rstrip("/") + end for end in ends}
+        tables[place] = dimension.path
+        if dimension.history is not None:
+            ends = (ERRORS, f"{ERRORS}{RESOLUTIONS}", MOVED)
+            tables |= {(*place, end): beside(dimension.path, end) for end in ends}
     return tables
 
 
@@ -100,7 +102,7 @@ def shared_problems(dimensions: Mapping[str, DimensionConfig], lookups: Iterable
     inferring = {lookup.dimension for lookup in lookups if lookup.policy == "infer"}
     problems = []
     for (one, first), (other, second) in itertools.combinations(dimensions.items(), 2):
-        if PurePosixPath(first.path) != PurePosixPath(second.path):
+        if not same_table(first.path, second.path):
             continue
         if set(first.natural_key) == set(second.natural_key):
             reason = "and the same natural key; declare one dimension, and give each of its lookups a `role`"

@@ -174,7 +174,7 @@ class StateFolder:
         self._require_claimed()
 
     def require_own(self) -> bool:
-        """Return whether the folder is this stream's; False if nobody has claimed it. This function writes nothing.
+        """Return whether the folder is this stream's; False if no one has claimed it. This function writes nothing.
 
         Raises
         ------

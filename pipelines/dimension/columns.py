@@ -14,6 +14,7 @@ from headrace.pipelines.config.column_types import arrow_type, type_name
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_twins, takes_files
 from headrace.pipelines.delta.tables import first_cause, refuse_far_times
+from headrace.pipelines.dimension.inferred import FLAG
 from headrace.pipelines.dimension.schema_changes import SchemaChange, change_schema, is_wider
 from headrace.pipelines.dimension.tables import declared_dimension, opened_dimension
 from headrace.pipelines.errors import DeltaTableError
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from headrace.etl import Dimension
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["ColumnChange", "add_column", "checked_keys", "drop_column", "source_types", "widen_column"]
+__all__ = ["ColumnChange", "add_column", "checked_keys", "drop_column", "merged", "source_types", "widen_column"]
 
 _ATTEMPTS: Final = 20
 _NAMED: Final = 5
-_FLAG: Final = "is_inferred"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def widen_column(config: PipelineConfig, name: str, column: str, kind: str) -> C
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     old, new = _column(there, name, column), arrow_type(kind)
     _refuse_declared(config, name, column, new)
-    if column in {config.surrogate_key(name), _FLAG}:
+    if column in {config.surrogate_key(name), FLAG}:
         raise DeltaTableError(f"the column {column!r} of dimension {name!r} belongs to Headrace and keeps its type")
     if not is_wider(new, old):
         raise DeltaTableError(
@@ -227,7 +227,7 @@ def _uses(config: PipelineConfig, name: str, column: str) -> str | None:
     declared = config.dimensions[name]
     if column in declared.natural_key:
         return "it is part of the natural key"
-    if column in {config.surrogate_key(name), _FLAG}:
+    if column in {config.surrogate_key(name), FLAG}:
         return "it belongs to Headrace"
     roles = [item.role for item in config.lookups if item.dimension == name and column in item.carry]
     if roles:
@@ -310,7 +310,12 @@ def _filled(config: PipelineConfig, name: str, column: str, values: pa.Table) ->
     for _ in range(_ATTEMPTS):
         table, path = opened_dimension(config, name)
         changes, without_value, without_member = _differences(table, dimension, column, values)
-        if not changes.num_rows or _merged(table, path, dimension.surrogate_key, column, changes):
+        by_hand = (
+            f"fill the column there: MERGE INTO delta.`{path}` USING your_source ON ... WHEN MATCHED THEN UPDATE SET "
+            f"`{column}` = ..."
+        )
+        updates = {f'"{column}"': "source.value"}
+        if not changes.num_rows or merged(table, path, dimension.surrogate_key, updates, changes, by_hand):
             return changes.num_rows, without_value, without_member
     raise DeltaTableError(
         f"other writers won {_ATTEMPTS} attempts to fill {column!r} of dimension {name!r}; run again when they ended"
@@ -348,23 +353,37 @@ def _differences(table: DeltaTable, dimension: Dimension, column: str, values: p
     return changes, counts[0], counts[1]
 
 
-def _merged(table: DeltaTable, path: str, key: str, column: str, changes: pa.Table) -> bool:
-    """Set a column of members; return False if another writer committed first."""
+def merged(table: DeltaTable, path: str, key: str, updates: dict[str, str], changes: pa.Table, by_hand: str) -> bool:
+    """Set attributes of members in one commit; return False if another writer committed first.
+
+    Parameters
+    ----------
+    table, path, key
+        Table of the dimension as it was read, its path, and its surrogate key.
+    updates
+        Expression over the columns of `source` for each quoted column.
+    changes
+        The source: surrogate keys in the column `number`, and values.
+    by_hand
+        What to do in Spark if only Spark writes the table.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table cannot be written.
+    """
     from deltalake import CommitProperties  # noqa: PLC0415 - heavy
     from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415 - as above
 
     if not takes_files(table):
-        raise DeltaTableError(
-            f"the Delta table {path} has features that only Spark writes; fill the column there: MERGE INTO "
-            f"delta.`{path}` USING your_source ON ... WHEN MATCHED THEN UPDATE SET `{column}` = ..."
-        )
+        raise DeltaTableError(f"the Delta table {path} has features that only Spark writes; {by_hand}")
     once = CommitProperties(max_commit_retries=0)
     try:
         merge = table.merge(
             changes, predicate=f'target."{key}" = source.number', source_alias="source", target_alias="target",
             commit_properties=once,
         )  # fmt: skip
-        merge.when_matched_update(updates={f'"{column}"': "source.value"}).execute()
+        merge.when_matched_update(updates=updates).execute()
     except CommitFailedError:
         return False
     except (DeltaError, OSError) as error:

@@ -17,9 +17,8 @@ from headrace.etl.ranking import key_text, rank_rows
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.declared import spellings
 from headrace.pipelines.delta.reads import plain_schema
-from headrace.pipelines.delta.support import takes_files
-from headrace.pipelines.delta.tables import first_cause, refuse_far_times
-from headrace.pipelines.dimension.columns import checked_keys
+from headrace.pipelines.delta.tables import refuse_far_times
+from headrace.pipelines.dimension.columns import checked_keys, merged
 from headrace.pipelines.dimension.inferred import FLAG, inferred_members, require_flag
 from headrace.pipelines.dimension.tables import (
     declared_dimension,
@@ -196,28 +195,11 @@ def _given(rows: pa.Table, there: pa.Schema) -> pa.Table:
 
 def _merged(table: DeltaTable, path: str, key: str, attributes: Sequence[str], changes: pa.Table) -> bool:
     """Set attributes and flag of members; return False if another writer committed first."""
-    from deltalake import CommitProperties  # noqa: PLC0415 - heavy
-    from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415 - as above
-
-    if not takes_files(table):
-        pairs = ", ".join([*(f"`{each}` = record.`{each}`" for each in attributes), f"`{FLAG}` = false"])
-        raise DeltaTableError(
-            f"the Delta table {path} has features that only Spark writes; complete the members there: "
-            f"MERGE INTO delta.`{path}` AS m USING your_source AS record ON ... WHEN MATCHED AND m.`{FLAG}` THEN "
-            f"UPDATE SET {pairs}"
-        )
+    pairs = ", ".join([*(f"`{each}` = record.`{each}`" for each in attributes), f"`{FLAG}` = false"])
+    by_hand = (
+        f"complete the members there: MERGE INTO delta.`{path}` AS m USING your_source AS record ON ... WHEN MATCHED "
+        f"AND m.`{FLAG}` THEN UPDATE SET {pairs}"
+    )
     names = {each: f"value {position}" for position, each in enumerate(attributes)}
-    source = changes.rename_columns([*names.values(), "number"])
-    once = CommitProperties(max_commit_retries=0)
-    try:
-        merge = table.merge(
-            source, predicate=f'target."{key}" = source.number', source_alias="source", target_alias="target",
-            commit_properties=once,
-        )  # fmt: skip
-        updates = {f'"{each}"': f'source."{given}"' for each, given in names.items()}
-        merge.when_matched_update(updates=updates | {f'"{FLAG}"': "false"}).execute()
-    except CommitFailedError:
-        return False
-    except (DeltaError, OSError) as error:
-        raise DeltaTableError(f"{path} cannot be written: {first_cause(error)}") from error
-    return True
+    updates = {f'"{each}"': f'source."{given}"' for each, given in names.items()} | {f'"{FLAG}"': "false"}
+    return merged(table, path, key, updates, changes.rename_columns([*names.values(), "number"]), by_hand)

@@ -23,6 +23,7 @@ from headrace.etl.history.values import rows_differ, single
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
 from headrace.pipelines.delta.tables import DeltaHandle, commit_note, create_table, has_table
+from headrace.pipelines.paths import MOVED, beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -70,7 +71,7 @@ _SETTLED: Final = "headrace.moved"
 
 def moved_path(dimension_path: str) -> str:
     """Return the path of the table of moved facts of a dimension."""
-    return f"{dimension_path.rstrip('/')}_moved"
+    return beside(dimension_path, MOVED)
 
 
 def moved_schema(history: History) -> pa.Schema:
